@@ -1,0 +1,19 @@
+"""The two ways a command can fail, and the exit status each stands for."""
+
+
+class StreamdsbError(Exception):
+    """Base of every error that streamdsb raises on purpose; its text is one sentence for the user."""
+
+    exit_status = 1
+
+
+class UserError(StreamdsbError):
+    """Something the user gave or asked for cannot work: a key, a file, a port, a disk, a memory size."""
+
+    exit_status = 2
+
+
+class RunFailed(StreamdsbError):
+    """A run that started could not finish: a process died, frames were lost, nothing moved in time."""
+
+    exit_status = 1
