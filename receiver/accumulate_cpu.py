@@ -1,0 +1,136 @@
+"""Accumulation on the CPU: mismatch counts c_i = popcount(row_i XOR v) of each replica's sign bits v."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streamdsb.intrinsics import popcount
+from streamdsb.jit import inline, kernel
+from streamdsb.layout import BLOCK_WORDS, GROUP_ROWS, HEADER_WORDS, Layout, RowRange
+
+_ROWS_AT_ONCE = 4
+"""Rows that share each load of a sign word."""
+
+
+@inline
+def _add_four_rows(
+    frames: np.ndarray, picked: np.ndarray, signs: np.ndarray, words: int, counts: np.ndarray, first_row: int
+) -> None:
+    a = frames[picked[0], HEADER_WORDS : HEADER_WORDS + words]
+    b = frames[picked[1], HEADER_WORDS : HEADER_WORDS + words]
+    c = frames[picked[2], HEADER_WORDS : HEADER_WORDS + words]
+    d = frames[picked[3], HEADER_WORDS : HEADER_WORDS + words]
+    row_a = np.int64(frames[picked[0], 4]) - first_row
+    row_b = np.int64(frames[picked[1], 4]) - first_row
+    row_c = np.int64(frames[picked[2], 4]) - first_row
+    row_d = np.int64(frames[picked[3], 4]) - first_row
+    for replica in range(signs.shape[0]):
+        v = signs[replica]
+        in_a, in_b, in_c, in_d = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+        for w in range(words):
+            sign_word = v[w]
+            in_a += popcount(a[w] ^ sign_word)
+            in_b += popcount(b[w] ^ sign_word)
+            in_c += popcount(c[w] ^ sign_word)
+            in_d += popcount(d[w] ^ sign_word)
+        counts[replica, row_a] += np.int32(in_a)
+        counts[replica, row_b] += np.int32(in_b)
+        counts[replica, row_c] += np.int32(in_c)
+        counts[replica, row_d] += np.int32(in_d)
+
+
+@inline
+def _add_row(
+    frames: np.ndarray, picked: int, signs: np.ndarray, words: int, counts: np.ndarray, first_row: int
+) -> None:
+    a = frames[picked, HEADER_WORDS : HEADER_WORDS + words]
+    row = np.int64(frames[picked, 4]) - first_row
+    for replica in range(signs.shape[0]):
+        v = signs[replica]
+        mismatches = np.uint64(0)
+        for w in range(words):
+            mismatches += popcount(a[w] ^ v[w])
+        counts[replica, row] += np.int32(mismatches)
+
+
+@inline
+def _block_of(frames: np.ndarray, index: int) -> int:
+    return int(frames[index, 5] & np.uint64(0xFFFF_FFFF))
+
+
+@kernel
+def _accumulate(
+    frames: np.ndarray,
+    accepted: np.ndarray,
+    signs: np.ndarray,
+    tile: np.ndarray,
+    tile_block: np.ndarray,
+    counts: np.ndarray,
+    first_row: int,
+) -> None:
+    """Add the mismatches of frames[accepted] to counts, int32 (B, rows).
+
+    tile: uint64 (B, 504), the sign words of column block tile_block[0], kept from call to call so that
+    they are contiguous and stay in the first-level cache.
+    """
+    i = 0
+    while i < accepted.size:
+        block = _block_of(frames, accepted[i])
+        first_word = block * BLOCK_WORDS
+        words = min(BLOCK_WORDS, signs.shape[1] - first_word)
+        if tile_block[0] != block:
+            tile[:, :words] = signs[:, first_word : first_word + words]
+            tile_block[0] = block
+        stop = i + 1
+        while stop < accepted.size and _block_of(frames, accepted[stop]) == block:
+            stop += 1
+        while i + _ROWS_AT_ONCE <= stop:
+            _add_four_rows(frames, accepted[i : i + _ROWS_AT_ONCE], tile, words, counts, first_row)
+            i += _ROWS_AT_ONCE
+        while i < stop:
+            _add_row(frames, accepted[i], tile, words, counts, first_row)
+            i += 1
+
+
+def _aligned_tile(replicas: int) -> np.ndarray:
+    """Zeroed uint64 (replicas, 504) on a cache line."""
+    words = np.zeros(replicas * BLOCK_WORDS + 8, np.uint64)
+    skip = (-words.ctypes.data // 8) % 8
+    return words[skip : skip + replicas * BLOCK_WORDS].reshape(replicas, BLOCK_WORDS)
+
+
+class CpuAccumulator:
+    """Mismatch counts of the rows of one receiver, int32 (B, rows), for all replicas.
+
+    Queues carry distinct rows, so threads may feed different queues at the same time.
+    """
+
+    def __init__(self, layout: Layout, rows: RowRange) -> None:
+        assert rows.start % GROUP_ROWS == 0
+        self._rows = rows
+        self._counts = np.zeros((layout.replicas, len(rows)), np.int32)
+        self._tiles = [_aligned_tile(layout.replicas) for _ in range(layout.queues)]
+        self._tile_blocks = np.full((layout.queues, 1), -1, np.int64)
+        self._signs = np.zeros((layout.replicas, layout.bitmap_words), np.uint64)
+
+    def begin_pass(self, signs: np.ndarray) -> None:
+        """Start from zero counts against `signs`, uint64 (B, ceil(n / 64)), to be left alone meanwhile."""
+        self._signs = signs
+        self._counts[:] = 0
+        self._tile_blocks[:] = -1
+
+    def feed(self, queue: int, frames: np.ndarray, accepted: np.ndarray) -> None:
+        """Add the frames that the check of `queue` accepted; frames: uint64 (count, 512), accepted: int32."""
+        _accumulate(
+            frames,
+            accepted,
+            self._signs,
+            self._tiles[queue],
+            self._tile_blocks[queue],
+            self._counts,
+            self._rows.start,
+        )
+
+    def finish_pass(self) -> np.ndarray:
+        """The counts of the pass, int32 (B, rows)."""
+        return self._counts

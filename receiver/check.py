@@ -1,0 +1,158 @@
+"""Frames are checked before they are added: run, pass, queue, sequence number, row and column block."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from streamdsb.frame import FrameType, kind_word, place_word, run_word
+from streamdsb.jit import kernel
+from streamdsb.layout import BLOCK_COLUMNS, Layout, RowRange
+
+
+class Count(IntEnum):
+    """What happened to the frames of a queue; all but ACCEPTED and MISSING are frames that were rejected."""
+
+    ACCEPTED = 0
+    MISSING = 1
+    DUPLICATE = 2
+    MALFORMED = 3
+    FOREIGN_RUN = 4
+    WRONG_PASS = 5
+    WRONG_QUEUE = 6
+    MISPLACED = 7
+
+
+_NEXT_SEQUENCE, _ENDED, _SENT = range(3)
+_KIND_BYTES = np.uint64(0xFFFF_FFFF_0000_0000)
+_LOW_HALF = np.uint64(0x0000_0000_FFFF_FFFF)
+_QUEUE_BYTES = np.uint64(0x0000_FFFF_0000_0000)
+_TILE = int(FrameType.TILE)
+_PASS_END = int(FrameType.PASS_END)
+_ACCEPTED, _MISSING, _DUPLICATE, _MALFORMED, _FOREIGN_RUN, _WRONG_PASS, _WRONG_QUEUE, _MISPLACED = (
+    int(reason) for reason in Count
+)
+
+
+@kernel
+def _check_frames(
+    frames: np.ndarray,
+    run: int,
+    pass_index: int,
+    queue: int,
+    n: int,
+    first_row: int,
+    rows: int,
+    blocks: int,
+    state: np.ndarray,
+    counts: np.ndarray,
+    accepted: np.ndarray,
+) -> int:
+    """Write the indices of the frames to add into `accepted`; return how many there are."""
+    taken = 0
+    run_and_pass = run_word(run, pass_index)
+    for i in range(frames.shape[0]):
+        kind = frames[i, 1] & _KIND_BYTES
+        is_tile = kind == kind_word(_TILE)
+        if not is_tile and kind != kind_word(_PASS_END):
+            counts[_MALFORMED] += 1
+        elif (frames[i, 2] ^ run_and_pass) & _LOW_HALF:
+            counts[_FOREIGN_RUN] += 1
+        elif frames[i, 2] != run_and_pass:
+            counts[_WRONG_PASS] += 1
+        elif (frames[i, 5] ^ place_word(0, queue, 0)) & _QUEUE_BYTES:
+            counts[_WRONG_QUEUE] += 1
+        elif not is_tile:
+            state[_ENDED] = np.uint64(1)
+            state[_SENT] = frames[i, 4]
+        else:
+            sequence = frames[i, 3]
+            if sequence >= np.uint64(rows * blocks):
+                counts[_MISPLACED] += 1
+                continue
+            block = int(sequence) // rows
+            row = first_row + int(sequence) % rows
+            couplings = min(n - block * BLOCK_COLUMNS, BLOCK_COLUMNS)
+            in_place = (
+                frames[i, 4] == np.uint64(row)
+                and frames[i, 5] == place_word(block, queue, 1)
+                and frames[i, 6] & _LOW_HALF == np.uint64(couplings)
+            )
+            if not in_place:
+                counts[_MISPLACED] += 1
+            elif sequence < state[_NEXT_SEQUENCE]:
+                counts[_DUPLICATE] += 1
+            else:
+                counts[_MISSING] += np.int64(sequence - state[_NEXT_SEQUENCE])
+                state[_NEXT_SEQUENCE] = sequence + np.uint64(1)
+                accepted[taken] = i
+                taken += 1
+    counts[_ACCEPTED] += taken
+    return taken
+
+
+class FrameCheck:
+    """Decides for one queue which frames are added, and counts the others by reason.
+
+    A gap in the sequence numbers is counted as MISSING; such a pass does not count.
+    """
+
+    def __init__(self, layout: Layout, queue: int, rows: RowRange, run: int, burst_frames: int) -> None:
+        self.queue = queue
+        self._layout = layout
+        self._rows = rows
+        self._run = run
+        self._pass = 0
+        self._state = np.zeros(3, np.uint64)
+        self._accepted = np.empty(burst_frames, np.int32)
+        self.counts = np.zeros(len(Count), np.int64)
+        """Frames of the current pass by what happened to them, int64 (len(Count),)."""
+
+    def begin_pass(self, pass_index: int) -> None:
+        """Expect the frames of `pass_index` from sequence number 0."""
+        self._pass = pass_index
+        self._state[:] = 0
+        self.counts[:] = 0
+
+    def accept(self, frames: np.ndarray) -> np.ndarray:
+        """Indices, int32, of those of `frames`, uint64 (count <= burst_frames, 512), that are to be added."""
+        taken = _check_frames(
+            frames,
+            self._run,
+            self._pass,
+            self.queue,
+            self._layout.n,
+            self._rows.start,
+            len(self._rows),
+            self._layout.column_blocks,
+            self._state,
+            self.counts,
+            self._accepted,
+        )
+        return self._accepted[:taken]
+
+    @property
+    def ended(self) -> bool:
+        """True once the sender's PASS_END has come."""
+        return bool(self._state[_ENDED])
+
+    @property
+    def expected(self) -> int:
+        """TILE frames that make this queue's pass complete."""
+        return len(self._rows) * self._layout.column_blocks
+
+    def fault(self) -> str | None:
+        """After PASS_END: what is wrong with this queue's pass, in a sentence, or None."""
+        accepted, sent = int(self.counts[Count.ACCEPTED]), int(self._state[_SENT])
+        if accepted == sent == self.expected:
+            return None
+        rejected = ", ".join(
+            f"{int(self.counts[reason])} {reason.name.lower().replace('_', ' ')}"
+            for reason in Count
+            if reason is not Count.ACCEPTED and self.counts[reason]
+        )
+        return (
+            f"pass {self._pass}, queue {self.queue}: {accepted} of {self.expected} frames were added,"
+            f" the sender counted {sent}" + (f" ({rejected})" if rejected else "")
+        )

@@ -1,0 +1,149 @@
+"""Eight 64x64 bit tiles side by side, one in each lane of a 512-bit vector, and their transposes.
+
+A tile set is a contiguous uint64 array of 512 words: word 8 k + t is row k of tile t.  The vectors are
+written as LLVM vector code because the loop vectorizer does not find them; LLVM splits them into what
+the machine has (AVX2, NEON).
+"""
+
+# numba reads an intrinsic's signature from the parameters of its Python function
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from streamdsb.hashing import A
+from streamdsb.jit import inline
+
+LANES = 8
+TILE_SET_WORDS = 64 * LANES
+
+_WORD = ir.IntType(64)
+_VECTOR = ir.VectorType(_WORD, LANES)
+
+
+def _splat(value: int) -> ir.Constant:
+    return ir.Constant(_VECTOR, [value & 0xFFFF_FFFF_FFFF_FFFF] * LANES)
+
+
+def _low_half_mask(distance: int) -> int:
+    """The bits b with b & distance == 0: the columns that stay when blocks of that size swap."""
+    return sum(1 << bit for bit in range(64) if not bit & distance)
+
+
+def _vector_at(context, builder, array_type, array, index):
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [index]), _VECTOR.as_pointer())
+
+
+@intrinsic
+def _store_hashes(typingctx, tiles, at, first, row_step):
+    """tiles[at + t] = mix(first + t * row_step) for the eight lanes t."""
+
+    def codegen(context, builder, signature, args):
+        tiles_value, at_value, first_value, step_value = args
+
+        def spread(value):
+            one = builder.insert_element(
+                ir.Constant(_VECTOR, ir.Undefined), value, ir.Constant(ir.IntType(32), 0)
+            )
+            return builder.shuffle_vector(
+                one, one, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+            )
+
+        lanes = ir.Constant(_VECTOR, list(range(LANES)))
+        z = builder.add(spread(first_value), builder.mul(spread(step_value), lanes))
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            z = builder.mul(builder.xor(z, builder.lshr(z, _splat(shift))), _splat(factor))
+        z = builder.xor(z, builder.lshr(z, _splat(31)))
+        builder.store(z, _vector_at(context, builder, tiles, tiles_value, at_value), align=8)
+        return context.get_dummy_value()
+
+    return types.void(tiles, types.intp, types.uint64, types.uint64), codegen
+
+
+def _swap_rounds(distances: tuple[int, int, int]):
+    """An intrinsic that swaps blocks at three distances among eight rows, distances[2] rows apart."""
+
+    @intrinsic
+    def rounds(typingctx, tiles, first_row):
+        def codegen(context, builder, signature, args):
+            stride = distances[2]
+            pointers = []
+            for k in range(8):
+                row = builder.add(args[1], ir.Constant(_WORD, k * stride))
+                index = builder.mul(row, ir.Constant(_WORD, LANES))
+                pointers.append(_vector_at(context, builder, tiles, args[0], index))
+            rows = [builder.load(pointer, align=8) for pointer in pointers]
+            for distance in distances:
+                shift, mask = _splat(distance), _splat(_low_half_mask(distance))
+                apart = distance // stride
+                for low in (k for k in range(8) if not k & apart):
+                    high = low + apart
+                    crossed = builder.and_(builder.xor(builder.lshr(rows[low], shift), rows[high]), mask)
+                    rows[low] = builder.xor(rows[low], builder.shl(crossed, shift))
+                    rows[high] = builder.xor(rows[high], crossed)
+            for row, pointer in zip(rows, pointers, strict=True):
+                builder.store(row, pointer, align=8)
+            return context.get_dummy_value()
+
+        return types.void(tiles, types.intp), codegen
+
+    return rounds
+
+
+_far_rounds = _swap_rounds((32, 16, 8))
+_near_rounds = _swap_rounds((4, 2, 1))
+
+
+@intrinsic
+def _copy_lanes(typingctx, source, source_at, target, target_at):
+    """target[target_at + t] = source[source_at + t] for the eight lanes t."""
+
+    def codegen(context, builder, signature, args):
+        lanes = builder.load(_vector_at(context, builder, source, args[0], args[1]), align=8)
+        builder.store(lanes, _vector_at(context, builder, target, args[2], args[3]), align=8)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, target, types.intp), codegen
+
+
+@inline
+def new_tile_sets(count: int) -> np.ndarray:
+    """Uninitialized tile sets, uint64 (count, 512), on a cache line so that no vector straddles two."""
+    words = np.empty(count * TILE_SET_WORDS + LANES, np.uint64)
+    skip = (-words.ctypes.data // 8) % LANES
+    return words[skip : skip + count * TILE_SET_WORDS].reshape((count, TILE_SET_WORDS))
+
+
+@inline
+def transpose_tiles(tiles: np.ndarray) -> None:
+    """Transpose the eight tiles of a tile set in place.
+
+    Six rounds of block swaps (Warren, Hacker's Delight, section 7-3), three a trip through memory.
+    """
+    for k in range(8):
+        _far_rounds(tiles, k)
+    for k in range(0, 64, 8):
+        _near_rounds(tiles, k)
+
+
+@inline
+def hash_tiles(tiles: np.ndarray, row_zero: np.uint64) -> None:
+    """Fill a tile set: row k of tile t becomes mix(row_zero + (64 t + k) * A)."""
+    tile_step = np.uint64(64) * A
+    for k in range(64):
+        _store_hashes(tiles, LANES * k, row_zero + np.uint64(k) * A, tile_step)
+
+
+@inline
+def copy_row(tiles: np.ndarray, k: int, lanes: int, target: np.ndarray, at: int) -> None:
+    """target[at + t] = row k of tile t, for the first `lanes` tiles."""
+    if lanes == LANES:
+        _copy_lanes(tiles, LANES * k, target, at)
+    else:
+        for t in range(lanes):
+            target[at + t] = tiles[LANES * k + t]
