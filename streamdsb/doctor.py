@@ -228,8 +228,8 @@ def find_mpi4py() -> str:
         "import mpi4py\n"
         "mpi4py.rc.initialize = False\n"
         "from mpi4py import MPI\n"
-        "library = MPI.Get_library_version().split(',')[0].splitlines()[0].rstrip('\\0')\n"
-        "print(f'{mpi4py.__version__} on {library}')",
+        "line = MPI.Get_library_version().rstrip('\\0').split(',')[0].splitlines()[0]\n"
+        "print(f'{mpi4py.__version__} on {\" \".join(line.split())}')",
     )
 
 
