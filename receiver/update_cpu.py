@@ -157,6 +157,16 @@ class CpuState:
         keys = key_of(seed, Domain.INITIAL_POSITIONS), key_of(seed, Domain.INITIAL_MOMENTA)
         _initialize(*keys, rows.start, self.positions, self.momenta, self._own_signs(RowRange(0, len(rows))))
 
+    def compile(self) -> None:
+        """Compile `measure` and `advance` by using them on a small state of the same shape."""
+        n = GROUP_ROWS * len(self._parts)
+        field = np.zeros(n, np.int32) if self._field.size else None
+        layout = Layout(n, self.positions.shape[0], 1)
+        small = CpuState(layout, RowRange(0, n), self.dynamics, 0, field, len(self._parts))
+        counts = np.zeros((layout.replicas, n), np.int32)
+        small.measure(counts)
+        small.advance(counts, 0)
+
     def _own_signs(self, part: RowRange) -> np.ndarray:
         first = (self._rows.start + part.start) // GROUP_ROWS
         return self.signs[:, first : first + -(-len(part) // GROUP_ROWS)]

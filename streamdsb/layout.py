@@ -106,7 +106,3 @@ class Layout:
         """Bytes of the receiver's state that grow with n: positions, momenta, counts, signs, best signs."""
         per_spin = 4 + 4 + 4
         return self.replicas * self.n * per_spin + (self.replicas + 1) * self.bitmap_words * 8
-
-    def ring_bytes(self, burst_frames: int, ring_bursts: int) -> int:
-        """Bytes of all rings in shared memory."""
-        return self.queues * ring_bursts * burst_frames * FRAME_BYTES

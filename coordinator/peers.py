@@ -1,0 +1,161 @@
+"""The processes of a run as the coordinator sees them: one control channel each, all events in one queue."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from streamdsb.channel import Channel, PeerGone
+from streamdsb.errors import RunFailed, StreamdsbError, UserError
+from streamdsb.messages import Compiling, Failed, Farewell, Hello, Progress
+
+M = TypeVar("M", bound=BaseModel)
+
+_ROOT_CAUSE_S = 1.0
+"""How long to wait for the cause of a failure that looks like a consequence."""
+
+
+@dataclass
+class Peer:
+    """A generator or receiver: its channel, and its process if this coordinator started it."""
+
+    hello: Hello
+    channel: Channel
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"the {self.hello.role} (pid {self.hello.pid} on {self.hello.host})"
+
+    def obituary(self) -> str:
+        """How it ended, as far as can be told."""
+        if self.process is None:
+            return f"{self.name} has closed its connection"
+        return f"{self.name} {describe_end(self.process)}"
+
+
+def describe_end(process: subprocess.Popen[bytes]) -> str:
+    """In words, how a local process ended or that it lost its connection."""
+    try:
+        status = process.wait(timeout=1.0)
+    except subprocess.TimeoutExpired:
+        return "has closed its connection"
+    if status < 0:
+        return f"was killed by signal {-status} ({signal.Signals(-status).name})"
+    return f"ended with status {status}"
+
+
+class Interrupted(RunFailed):
+    """Ctrl-C or SIGTERM."""
+
+    exit_status = 130
+
+
+class TurnedAway(BaseModel):
+    """Somebody who wanted to join and may not."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Event:
+    peer: Peer | None
+    message: BaseModel | StreamdsbError
+    data: bytes = b""
+
+
+class Peers:
+    """All processes of a run; messages are awaited by kind, anybody's failure ends any wait."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self.members: list[Peer] = []
+
+    def add(self, peer: Peer) -> None:
+        """Begin to listen to `peer`."""
+        self.members.append(peer)
+        peer.channel.set_timeout(None)
+        threading.Thread(target=self._read, args=(peer,), name=peer.hello.role, daemon=True).start()
+
+    def of_role(self, role: str) -> list[Peer]:
+        return [peer for peer in self.members if peer.hello.role == role]
+
+    def announce(self, arrival: Peer | TurnedAway) -> None:
+        """Put somebody at the door among the events; may be called from any thread."""
+        if isinstance(arrival, TurnedAway):
+            self._events.put(_Event(None, arrival))
+        else:
+            self._events.put(_Event(arrival, arrival.hello))
+
+    def interrupt(self, signal_number: int) -> None:
+        """End whatever is awaited because of a signal; safe to call from a signal handler."""
+        name = signal.Signals(signal_number).name
+        self._events.put(_Event(None, Interrupted(f"stopped by {name}")))
+
+    def send(self, message: BaseModel, role: str | None = None, data: bytes = b"") -> None:
+        """Send to all peers, or to those of one role; a peer that is gone will be noticed by its silence."""
+        for peer in self.members:
+            if role is None or peer.hello.role == role:
+                try:
+                    peer.channel.send(message, data)
+                except PeerGone:
+                    continue
+
+    def next(self, timeout_s: float, waiting_for: str) -> tuple[Peer | None, BaseModel, bytes]:
+        """The next message and who sent it; raises the failure of anybody, RunFailed after `timeout_s`."""
+        try:
+            event = self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            raise RunFailed(f"waited {timeout_s:g} s for {waiting_for}") from None
+        if isinstance(event.message, StreamdsbError | Failed):
+            raise self._cause(event)
+        return event.peer, event.message, event.data
+
+    def _read(self, peer: Peer) -> None:
+        try:
+            while True:
+                message, data = peer.channel.receive()
+                self._events.put(_Event(peer, message, data))
+                if isinstance(message, Farewell):
+                    return
+        except StreamdsbError as error:
+            self._events.put(_Event(peer, error))
+
+    def _cause(self, event: _Event) -> StreamdsbError:
+        """The failure to report: of one that may be a consequence, the cause if it shows up soon."""
+        deadline = time.monotonic() + _ROOT_CAUSE_S
+        while _is_consequence(event) and (remaining := deadline - time.monotonic()) > 0:
+            try:
+                other = self._events.get(timeout=remaining)
+            except queue.Empty:
+                break
+            if isinstance(other.message, StreamdsbError | Failed):
+                event = other
+        return _error_of(event)
+
+
+def _is_consequence(event: _Event) -> bool:
+    return isinstance(event.message, Failed) and event.message.is_consequence
+
+
+def _error_of(event: _Event) -> StreamdsbError:
+    if isinstance(event.message, Failed):
+        kind = UserError if event.message.exit_status == UserError.exit_status else RunFailed
+        role = event.peer.hello.role if event.peer else "coordinator"
+        return kind(f"{role}: {event.message.message}")
+    assert isinstance(event.message, StreamdsbError)
+    if event.peer is not None and isinstance(event.message, PeerGone):
+        return RunFailed(event.peer.obituary())
+    return event.message
+
+
+def is_news(message: BaseModel) -> bool:
+    """True for messages that only tell the user how far things are."""
+    return isinstance(message, Progress | Compiling)

@@ -1,0 +1,91 @@
+"""What a run will cost, from the configuration alone: nothing is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamdsb.config import Config
+from streamdsb.layout import FRAME_BYTES
+
+_PROCESS_BYTES = 150_000_000
+"""What a Python process with numba takes by itself, as measured."""
+
+_WIRE_BYTES = FRAME_BYTES + 24
+"""A frame on Ethernet, with check sequence, preamble and gap."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a run; bytes unless the name says otherwise."""
+
+    n: int
+    replicas: int
+    passes: int
+    matrix: int
+    payload_per_pass: int
+    frames_per_pass: int
+    receiver_memory: int
+    generator_memory: int
+    ring_memory: int
+
+    @classmethod
+    def of(cls, config: Config) -> Plan:
+        layout = config.layout
+        ring = config.stream.queues * config.stream.ring_bytes
+        return cls(
+            n=layout.n,
+            replicas=layout.replicas,
+            passes=config.solver.updates + 1,
+            matrix=layout.n * layout.n // 8,
+            payload_per_pass=layout.payload_per_pass,
+            frames_per_pass=layout.frames_per_pass,
+            receiver_memory=_PROCESS_BYTES + layout.state_bytes + ring,
+            generator_memory=_PROCESS_BYTES + ring + layout.bitmap_words * 8,
+            ring_memory=ring,
+        )
+
+    def seconds_per_pass(self, payload_per_second: float) -> float:
+        return self.payload_per_pass / payload_per_second
+
+    def lines(self) -> list[str]:
+        """The plan in words, a line each."""
+        return [
+            f"n = {self.n:,} spins, {self.replicas} replicas, {self.passes:,} passes over a matrix of"
+            f" {bytes_text(self.matrix)}",
+            f"payload {bytes_text(self.payload_per_pass)} a pass in {self.frames_per_pass:,} frames,"
+            f" {bytes_text(self.payload_per_pass * self.passes)} in all",
+            f"memory {bytes_text(self.receiver_memory)} for the receiver, {bytes_text(self.generator_memory)}"
+            f" for the generator, {bytes_text(self.ring_memory)} of it shared",
+        ]
+
+    def link_line(self, gigabits_per_second: float) -> str:
+        """Pass time over an Ethernet link of this rate, framing included."""
+        payload = gigabits_per_second / 8 * 1e9 * (self.payload_per_pass / self.frames_per_pass) / _WIRE_BYTES
+        seconds = self.seconds_per_pass(payload)
+        return (
+            f"at {gigabits_per_second:g} Gb/s on the wire: {duration_text(seconds)} a pass,"
+            f" {duration_text(seconds * self.passes)} in all"
+        )
+
+
+def bytes_text(size: float) -> str:
+    """A size with three digits and a decimal unit."""
+    units = ["B", "kB", "MB", "GB", "TB", "PB"]
+    while size >= 999.5 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:.3g} {units[0]}"
+
+
+def duration_text(seconds: float) -> str:
+    """A duration for people: 1.23 ms, 45.6 s, 12 min 5 s, 3 h 20 min, 2 d 5 h."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    if seconds < 48 * 3600:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{hours // 24} d {hours % 24} h"

@@ -1,0 +1,84 @@
+"""The generator: makes the frames of each released pass and sends them; it knows nothing of dynamics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from generator.send import QueueFeeder, send_pass
+from generator.source import CouplingSource
+from generator.symmetry import SymmetryCheck
+from streamdsb.config import Config
+from streamdsb.frame import empty_frames, write_headers
+from streamdsb.layout import GROUP_ROWS, HEADER_WORDS, PAYLOAD_BYTES, RowRange
+from streamdsb.messages import Begin, Compiling, PassSent, Ready
+from streamdsb.queues import FrameSender
+from streamdsb.worker import Control, run_shares, share_out
+
+_WARM_UP_ROWS = 4 * GROUP_ROWS
+_WARM_UP_S = 0.02
+
+
+class GeneratorEngine:
+    """Serves released passes from a coupling source over the given queues."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: int,
+        source: CouplingSource,
+        senders: Sequence[FrameSender],
+        control: Control,
+    ) -> None:
+        self._config = config
+        self._layout = config.layout
+        self._source = source
+        self._control = control
+        rows = self._layout.queue_rows
+        feeders = [QueueFeeder(q, rows[q], self._layout, run, source, s) for q, s in enumerate(senders)]
+        self._shares = share_out(feeders, config.generator.threads)
+
+    def run(self) -> None:
+        """Answer every Begin with a pass until the coordinator says Stop."""
+        self._control.send(Compiling(what=f"synthesis of {self._config.problem.source} couplings"))
+        self._control.send(Ready(payload_per_second=self._warm_up()))
+        with ThreadPoolExecutor(len(self._shares), "send") as pool:
+            while isinstance(begin := self._control.next(), Begin):
+                self._send_pass(begin.pass_index, pool)
+
+    def _send_pass(self, pass_index: int, pool: ThreadPoolExecutor) -> None:
+        watched = pass_index == 0 and not self._source.symmetric
+        symmetry = SymmetryCheck() if watched else None
+        for share in self._shares:
+            for feeder in share:
+                feeder.begin_pass(pass_index, symmetry)
+
+        def send(share: Sequence[QueueFeeder]) -> None:
+            send_pass(share, self._config.stream.timeout_s, self._control.cancelled)
+
+        run_shares(pool, send, self._shares, self._control.cancelled, tick=lambda: None)
+        name = f"problem.path {self._config.problem.path}"
+        self._control.send(
+            PassSent(
+                pass_index=pass_index,
+                frames=self._layout.frames_per_pass,
+                couplings_hash=symmetry.finish(self._source, name) if symmetry else None,
+            )
+        )
+
+    def _warm_up(self) -> float:
+        """Compile everything by using it; the payload bytes a second that one thread makes alone."""
+        frames = empty_frames(_WARM_UP_ROWS)
+        rows = RowRange(0, min(_WARM_UP_ROWS, self._layout.n))
+        words = self._layout.words_in(0)
+        payload = frames[: len(rows), HEADER_WORDS : HEADER_WORDS + words]
+        write_headers(frames, 1, 0, 0, 0, 0, 0, 0, 0)
+        self._source.fill(rows, 0, payload)
+        if not self._source.symmetric:
+            SymmetryCheck().add(rows, 0, payload)
+        start, rounds = time.perf_counter(), 0
+        while time.perf_counter() - start < _WARM_UP_S:
+            self._source.fill(rows, 0, payload)
+            rounds += 1
+        return rounds * len(rows) * PAYLOAD_BYTES * len(self._shares) / (time.perf_counter() - start)

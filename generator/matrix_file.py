@@ -1,0 +1,144 @@
+"""A dense ±1 matrix on disk: one .npy file or a folder of row shards, mapped and never loaded whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from streamdsb.errors import UserError
+from streamdsb.frame import CouplingFormat
+from streamdsb.layout import BLOCK_COLUMNS, MAX_N, RowRange, ceil_div
+from streamdsb.packing import pack_couplings, set_diagonal
+
+_KINDS = "int8 of ±1, bool (true for +1) or uint8 of packed bits (1 for +1)"
+
+
+@dataclass(frozen=True)
+class _Shard:
+    path: Path
+    rows: RowRange
+    entries: np.ndarray
+    """int8 or bool (rows, n), or packed uint8 (rows, ceil(n / 8)), mapped."""
+
+
+class FileCouplings:
+    """Couplings from a .npy of shape (n, n) or packed (n, ceil(n / 8)), or from a folder of such row shards.
+
+    Shards are taken in the order of their names and stacked.  The diagonal may hold anything.  Entries
+    are checked whenever they are read: one that is not ±1 is refused with the first such (i, j).
+    """
+
+    coupling_format = CouplingFormat.PM1
+    symmetric = False
+
+    def __init__(self, path: Path, bit_order: Literal["big", "little"]) -> None:
+        self._path = path
+        self._bit_order = bit_order
+        self._shards = _open_shards(path)
+        self.n = self._shards[-1].rows.stop
+        if self.n > MAX_N:
+            raise UserError(f"{path}: {self.n} rows, but n should be from 1 to {MAX_N}")
+        for shard in self._shards:
+            _check_width(shard, self.n)
+
+    def fill(self, rows: RowRange, column_block: int, out: np.ndarray) -> None:
+        first = column_block * BLOCK_COLUMNS
+        columns = RowRange(first, min(first + BLOCK_COLUMNS, self.n))
+        for shard in self._shards:
+            start, stop = max(rows.start, shard.rows.start), min(rows.stop, shard.rows.stop)
+            if start < stop:
+                own = RowRange(start, stop)
+                out[start - rows.start : stop - rows.start] = self._packed(shard, own, columns)
+        set_diagonal(rows, column_block, out)
+
+    def _packed(self, shard: _Shard, rows: RowRange, columns: RowRange) -> np.ndarray:
+        local = slice(rows.start - shard.rows.start, rows.stop - shard.rows.start)
+        if shard.entries.dtype == np.uint8:
+            stored = shard.entries[local, columns.start // 8 : ceil_div(columns.stop, 8)]
+            return _packed_bits(stored, len(columns), self._bit_order)
+        entries = shard.entries[local, columns.start : columns.stop]
+        if entries.dtype == np.int8:
+            self._refuse_other_values(entries, rows, columns)
+        return pack_couplings(entries > 0)
+
+    def _refuse_other_values(self, entries: np.ndarray, rows: RowRange, columns: RowRange) -> None:
+        if (np.abs(entries) == 1).all():
+            return
+        if _first_other_value(entries, rows, columns) is not None:
+            i, j, value = self._first_offence()
+            raise UserError(
+                f"{self._path}: J[{i}, {j}] is {value}, but off the diagonal it should be +1 or -1"
+            )
+
+    def _first_offence(self) -> tuple[int, int, int]:
+        """The first (i, j), row by row, that is not ±1; there is one."""
+        every_column = RowRange(0, self.n)
+        for shard in self._shards:
+            for start in range(0, len(shard.rows) if shard.entries.dtype == np.int8 else 0):
+                rows = RowRange(shard.rows.start + start, shard.rows.start + start + 1)
+                found = _first_other_value(shard.entries[start : start + 1], rows, every_column)
+                if found is not None:
+                    return found
+        raise AssertionError("the offence has vanished from the file")
+
+
+def _first_other_value(entries: np.ndarray, rows: RowRange, columns: RowRange) -> tuple[int, int, int] | None:
+    for r, c in np.argwhere(np.abs(entries) != 1):
+        i, j = rows.start + int(r), columns.start + int(c)
+        if i != j:
+            return i, j, int(entries[r, c])
+    return None
+
+
+def _packed_bits(stored: np.ndarray, columns: int, bit_order: str) -> np.ndarray:
+    """uint64 (rows, ceil(columns / 64)) from bytes of packed bits, with clean padding."""
+    packed = np.zeros((stored.shape[0], 8 * ceil_div(columns, 64)), np.uint8)
+    packed[:, : stored.shape[1]] = _REVERSED[stored] if bit_order == "big" else stored
+    words = packed.view(np.uint64)
+    if columns % 64:
+        words[:, -1] &= np.uint64((1 << columns % 64) - 1)
+    return words
+
+
+_REVERSED = np.packbits(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)[:, ::-1], axis=1)[:, 0]
+
+
+def _open_shards(path: Path) -> list[_Shard]:
+    if not path.exists():
+        raise UserError(f"problem.path {path} does not exist")
+    files = sorted(path.glob("*.npy")) if path.is_dir() else [path]
+    if not files:
+        raise UserError(f"problem.path {path} is a folder without .npy files")
+    shards: list[_Shard] = []
+    for file in files:
+        entries = _map_entries(file)
+        first = shards[-1].rows.stop if shards else 0
+        shards.append(_Shard(file, RowRange(first, first + entries.shape[0]), entries))
+    return shards
+
+
+def _map_entries(file: Path) -> np.ndarray:
+    try:
+        entries = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read as .npy: {error}") from None
+    if not isinstance(entries, np.ndarray):
+        raise UserError(f"{file}: holds several arrays, but one .npy with {_KINDS} is needed")
+    if entries.ndim != 2 or not all(entries.shape):
+        raise UserError(f"{file}: shape {entries.shape}, but a matrix with two dimensions is needed")
+    if entries.dtype not in (np.int8, np.bool_, np.uint8):
+        raise UserError(f"{file}: dtype {entries.dtype}, but {_KINDS} is needed")
+    return entries
+
+
+def _check_width(shard: _Shard, n: int) -> None:
+    packed = shard.entries.dtype == np.uint8
+    width, needed = shard.entries.shape[1], ceil_div(n, 8) if packed else n
+    if width != needed:
+        unit = "bytes of packed bits" if packed else "columns"
+        raise UserError(
+            f"{shard.path}: not square: {n} rows in all, but {width} {unit} where {needed} are needed"
+        )

@@ -1,0 +1,102 @@
+"""Synthesis on the GPU: the persistent generate kernel, which composes frames where the queue says."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from streamdsb import cuda
+from streamdsb.errors import RunFailed
+from streamdsb.frame import ETHERTYPE
+from streamdsb.hashing import Domain, key_of
+from streamdsb.layout import GROUP_ROWS, MAX_QUEUES, Layout, RowRange, ceil_div
+from streamdsb.queues.peer import PEER_QUEUE, PeerRing
+
+SOURCES = {"random": Domain.RANDOM_COUPLINGS, "mattis": Domain.MATTIS_SIGNS}
+"""Coupling sources that the GPU synthesizes, and the hash domain of each."""
+
+_THREADS = 256
+_SHARE = np.dtype([("queue", PEER_QUEUE), ("first_group", "u8"), ("groups", "u8")])
+_JOB = np.dtype(
+    [
+        ("n", "u8"),
+        ("key", "u8"),
+        ("first_pass", "u8"),
+        ("passes", "u8"),
+        ("queues", "u8"),
+        ("rounds", "u8"),
+        ("run", "u4"),
+        ("ethertype", "u4"),
+        ("control", "u8"),
+        ("state", "u8"),
+        ("share", _SHARE, MAX_QUEUES),
+    ]
+)
+_CONTROL = np.dtype([("stop", "u8"), ("released", "u8"), ("sent", "u8", MAX_QUEUES), ("beat", "u8")])
+_STATE_BYTES = 4096
+
+
+class GenerateKernel:
+    """The resident generate kernel: sends `passes` passes from `first_pass` on, each once it is released."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        queue_rows: tuple[RowRange, ...],
+        source: str,
+        seed: int,
+        run: int,
+        first_pass: int,
+        passes: int,
+        ring: PeerRing,
+    ) -> None:
+        import cupy
+
+        self._kernel = cuda.load("generate.cu", "generate", {"SOURCE": source})
+        self._state = cuda.zeros(_STATE_BYTES, np.uint8)
+        self._control = cuda.mapped(_CONTROL)
+        self._keep = ring
+        self._queues = ring.queues
+        job = np.zeros((), _JOB)
+        job["n"], job["key"] = layout.n, key_of(seed, SOURCES[source])
+        job["first_pass"], job["passes"], job["queues"] = first_pass, passes, ring.queues
+        groups = [ceil_div(len(rows), GROUP_ROWS) for rows in queue_rows]
+        job["rounds"] = max(groups) * layout.column_blocks + 1
+        job["run"] = run
+        job["ethertype"] = int.from_bytes(ETHERTYPE.to_bytes(2, "big"), "little")
+        job["control"], job["state"] = cuda.address(self._control), self._state.data.ptr
+        for index, rows in enumerate(queue_rows):
+            job["share"][index] = (ring.queue(index), rows.start // GROUP_ROWS, groups[index])
+        self._job = cuda.upload(job)
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._blocks = cuda.multiprocessors() + 1
+        cuda.settle()
+
+    def start(self) -> None:
+        """Launch the kernel; it ends after the last pass or `stop`."""
+        with self._stream:
+            self._kernel((self._blocks,), (_THREADS,), (self._job,))
+
+    def release(self, passes: int) -> None:
+        """Let the first `passes` passes since the start be sent."""
+        self._control["released"] = passes
+
+    @property
+    def sent(self) -> list[int]:
+        """Bursts submitted on each queue since the start, PASS_END included."""
+        return [int(count) for count in self._control["sent"][: self._queues]]
+
+    @property
+    def ended(self) -> bool:
+        """True once the kernel has ended; RunFailed if it ended with a fault."""
+        return cuda.check_stream(self._stream, "the generate kernel")
+
+    def stop(self) -> None:
+        """End the kernel, wherever it is, and wait for it."""
+        self._control["stop"] = 1
+        deadline = time.monotonic() + 5
+        while not self.ended:
+            if time.monotonic() > deadline:
+                raise RunFailed("the generate kernel did not end within 5 s of being stopped")
+            time.sleep(1e-4)

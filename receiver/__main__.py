@@ -1,0 +1,9 @@
+"""`python -m receiver`: what the coordinator starts on its own machine."""
+
+import sys
+
+from receiver.main import main
+from streamdsb.join import inherited_origin
+
+if __name__ == "__main__":
+    sys.exit(main(inherited_origin(sys.argv[1:])))

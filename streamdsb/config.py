@@ -1,0 +1,227 @@
+"""The configuration of a run: its keys, their defaults and what is allowed, all in one place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from streamdsb.errors import UserError
+from streamdsb.layout import FRAME_BYTES, MAX_N, MAX_QUEUES, MAX_REPLICAS, Layout
+
+Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
+Threads = Annotated[int, Field(ge=1, le=256)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Problem(_Section):
+    """What is solved: where the couplings come from, their number, and an optional field."""
+
+    source: Literal["mattis", "random", "file", "python"] = "mattis"
+    n: int | None = Field(
+        default=None, ge=1, le=MAX_N, description="spins; a file or class may tell it itself"
+    )
+    seed: Seed = 0
+    path: str | None = Field(
+        default=None, description="file: a .npy or a folder of them; python: module:Class"
+    )
+    bit_order: Literal["big", "little"] = Field(
+        default="big", description="of packed bits, as in numpy.packbits"
+    )
+    field: str | None = Field(default=None, description="a .npy of n integers h")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_python_source(cls, values: Any) -> Any:
+        """Accept `source: {python: module:Class}` and `source: python:module:Class` for source and path."""
+        if not isinstance(values, dict):
+            return values
+        source = values.get("source")
+        target = None
+        if isinstance(source, dict) and list(source) == ["python"]:
+            target = source["python"]
+        elif isinstance(source, str) and source.startswith("python:"):
+            target = source.removeprefix("python:").strip()
+        return values if target is None else {**values, "source": "python", "path": target}
+
+    @model_validator(mode="after")
+    def _check_what_source_needs(self) -> Problem:
+        if self.source in ("mattis", "random") and self.n is None:
+            raise ValueError(f"source {self.source} needs problem.n, 1 to {MAX_N}")
+        if self.source in ("file", "python") and self.path is None:
+            example = "couplings.npy" if self.source == "file" else "module:Class"
+            raise ValueError(f"source {self.source} needs problem.path, for example {example}")
+        if self.source in ("mattis", "random") and self.path is not None:
+            raise ValueError(f"problem.path goes with source file or python, not with {self.source}")
+        return self
+
+
+class Solver(_Section):
+    """The dynamics: replicas, updates and the parameters of the update step."""
+
+    replicas: int = Field(default=8, ge=1, le=MAX_REPLICAS)
+    updates: int = Field(default=20, ge=1, le=2**31 - 1)
+    seed: Seed = 0
+    dt: float = Field(default=1.1, gt=0, allow_inf_nan=False)
+    xi: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="0.5 / sqrt(n) if absent")
+
+    @field_validator("dt", "xi", mode="before")
+    @classmethod
+    def _accept_whole_numbers(cls, value: Any) -> Any:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class Stream(_Section):
+    """How frames travel from the generator to the receiver."""
+
+    transport: Literal["shm", "tcp"] = "shm"
+    queues: int = Field(default=2, ge=1, le=MAX_QUEUES)
+    burst_frames: int = Field(default=256, ge=1, le=8192, description="multiples of 64 are fastest")
+    ring_bursts: int = Field(default=4, ge=2, le=256, description="bursts a queue holds in shared memory")
+    timeout_s: float = Field(default=60.0, gt=0, le=86400, description="longest time without any progress")
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of frames that one queue in shared memory holds."""
+        return self.ring_bursts * self.burst_frames * FRAME_BYTES
+
+    @field_validator("timeout_s", mode="before")
+    @classmethod
+    def _accept_whole_numbers(cls, value: Any) -> Any:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class Process(_Section):
+    """Where and how wide a generator or receiver computes."""
+
+    backend: Literal["cpu"] = "cpu"
+    threads: Threads = 1
+
+
+class Config(_Section):
+    """A whole run."""
+
+    problem: Problem
+    solver: Solver = Solver()
+    stream: Stream = Stream()
+    generator: Process = Process()
+    receiver: Process = Process()
+
+    @property
+    def n(self) -> int:
+        """The number of spins; known once a file or class has been opened (see `with_n`)."""
+        assert self.problem.n is not None
+        return self.problem.n
+
+    def with_n(self, n: int) -> Config:
+        """This configuration with problem.n filled in."""
+        return self.model_copy(update={"problem": self.problem.model_copy(update={"n": n})})
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.n, self.solver.replicas, self.stream.queues)
+
+    @property
+    def xi(self) -> np.float32:
+        """The coupling gain, computed in float64 and rounded once: 0.5 / sqrt(n) unless given."""
+        return np.float32(0.5 / math.sqrt(self.n) if self.solver.xi is None else self.solver.xi)
+
+    def digest(self) -> str:
+        """SHA-256 of the resolved configuration, to tell whether two processes hold the same one."""
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(), sort_keys=False)
+
+
+def load_config(path: Path, settings: Iterable[str] = ()) -> Config:
+    """Read a YAML configuration and apply `key=value` settings such as "solver.updates=50".
+
+    Relative paths in the file are taken from the file's folder, those in settings from the current one.
+    Raises UserError with one sentence that names the key, the value and what is allowed.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise UserError(f"{path}: cannot read the configuration: {reason}") from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not valid YAML"
+        raise UserError(f"{path}{where}: {problem}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected sections such as 'problem:' and 'solver:', found {values!r}")
+    _anchor_paths(values, path.parent)
+    for setting in settings:
+        _apply_setting(values, setting)
+    return make_config(values, str(path))
+
+
+def make_config(values: Mapping[str, Any], where: str = "configuration") -> Config:
+    """Validate nested `values`; raises UserError with one sentence about the first thing wrong."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_sentence(error, values)}") from None
+
+
+def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
+    problem = values.get("problem")
+    if not isinstance(problem, dict):
+        return
+    if isinstance(problem.get("field"), str):
+        problem["field"] = str(folder.absolute() / problem["field"])
+    if problem.get("source") == "file" and isinstance(problem.get("path"), str):
+        problem["path"] = str(folder.absolute() / problem["path"])
+
+
+def _apply_setting(values: dict[str, Any], setting: str) -> None:
+    key, equals, text = setting.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) != 2 or not all(parts):
+        raise UserError(f"--set {setting}: expected section.key=value, for example solver.updates=50")
+    try:
+        value = yaml.safe_load(text) if text.strip() else None
+    except yaml.YAMLError:
+        raise UserError(f"--set {setting}: the value {text!r} is not valid YAML") from None
+    section = values.setdefault(parts[0], {})
+    if not isinstance(section, dict):
+        raise UserError(f"--set {setting}: {parts[0]} is {section!r} in the file, not a section with keys")
+    source_is_file = parts[0] == "problem" and section.get("source") == "file"
+    if isinstance(value, str) and (key == "problem.field" or (key == "problem.path" and source_is_file)):
+        value = str(Path(value).absolute())
+    section[parts[1]] = value
+
+
+def _sentence(error: ValidationError, values: Mapping[str, Any]) -> str:
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"]]
+    key = ".".join(location) or "configuration"
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key}; valid keys here: {', '.join(_valid_keys(location[:-1]))}"
+    if first["type"] == "missing":
+        return f"the key {key} is missing"
+    if first["type"] == "value_error":
+        return f"{key}: {first['ctx']['error']}"
+    allowed = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    return f"{key} is {first['input']!r}, but it {allowed}"
+
+
+def _valid_keys(section: list[str]) -> list[str]:
+    model: Any = Config
+    for name in section:
+        model = model.model_fields[name].annotation
+    return list(model.model_fields)
