@@ -175,5 +175,7 @@ class CoordinatorEngine:
     def _next(self, timeout_s: float, waiting_for: str) -> BaseModel:
         peer, message, _ = self._peers.next(timeout_s, waiting_for)
         if isinstance(message, Compiling) and peer is not None:
-            self._display.say(f"{peer.hello.role}: compiling {message.what} (kept for the next run)")
+            self._display.say(
+                f"{peer.hello.role}: compiling {message.what} (the first run on a machine takes some seconds)"
+            )
         return message

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import secrets
 import signal
 import threading
 import time
@@ -23,6 +25,7 @@ from coordinator.progress import Display
 from coordinator.summary import last_words, make_summary
 from streamdsb.config import Config
 from streamdsb.errors import StreamdsbError, UserError
+from streamdsb.links import TOKEN_VARIABLE
 from streamdsb.machine import peak_memory
 from streamdsb.messages import Farewell, Spins, Stop
 from streamdsb.run_directory import RECORDS, RunDirectory, check_free, read_lines
@@ -54,9 +57,20 @@ def run_here(config: Config, out: Path, overwrite: bool, display: Display) -> Ru
 
 
 def coordinate(
-    config: Config, out: Path, overwrite: bool, display: Display, host: str, port: int, token: str
+    config: Config, out: Path, overwrite: bool, display: Display, host: str, port: int
 ) -> RunResult:
-    """Run with a generator and a receiver that join over TCP with the right token."""
+    """Run with a generator and a receiver that join over TCP with the token of the environment.
+
+    Without a token there, a new one is made and shown.  Raises UserError or RunFailed.
+    """
+    if config.stream.transport != "tcp":
+        raise UserError(
+            f"stream.transport is {config.stream.transport}, for the processes of one 'streamdsb run';"
+            " processes started apart need tcp"
+        )
+    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(16)
+    if TOKEN_VARIABLE not in os.environ:
+        display.say(f"the others need this token: export {TOKEN_VARIABLE}={token}")
     return _lead(
         config, out, overwrite, display, lambda peers: admit_peers(peers, display, host, port, token)
     )

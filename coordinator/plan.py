@@ -68,6 +68,16 @@ class Plan:
         )
 
 
+def plan_lines(config: Config, gigabits_per_second: float) -> list[str]:
+    """The plan of `config` over a link of this rate; a file is asked for its n, but not read."""
+    if config.problem.n is None:
+        from generator.source import open_source
+
+        config = config.with_n(open_source(config.problem).n)
+    plan = Plan.of(config)
+    return [*plan.lines(), plan.link_line(gigabits_per_second)]
+
+
 def bytes_text(size: float) -> str:
     """A size with three digits and a decimal unit."""
     units = ["B", "kB", "MB", "GB", "TB", "PB"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,14 +9,13 @@ from generator.send import QueueFeeder, send_pass
 from generator.source import CouplingSource
 from generator.symmetry import SymmetryCheck
 from streamdsb.config import Config
-from streamdsb.frame import empty_frames, write_headers
+from streamdsb.frame import empty_frames
 from streamdsb.layout import GROUP_ROWS, HEADER_WORDS, PAYLOAD_BYTES, RowRange
-from streamdsb.messages import Begin, Compiling, PassSent, Ready
+from streamdsb.messages import Begin, PassSent, Ready
 from streamdsb.queues import FrameSender
-from streamdsb.worker import Control, run_shares, share_out
+from streamdsb.worker import Control, run_shares, share_out, shortest_time
 
-_WARM_UP_ROWS = 4 * GROUP_ROWS
-_WARM_UP_S = 0.02
+_TRIAL_ROWS = 4 * GROUP_ROWS
 
 
 class GeneratorEngine:
@@ -41,8 +39,7 @@ class GeneratorEngine:
 
     def run(self) -> None:
         """Answer every Begin with a pass until the coordinator says Stop."""
-        self._control.send(Compiling(what=f"synthesis of {self._config.problem.source} couplings"))
-        self._control.send(Ready(payload_per_second=self._warm_up()))
+        self._control.send(Ready(payload_per_second=self._measure_rate()))
         with ThreadPoolExecutor(len(self._shares), "send") as pool:
             while isinstance(begin := self._control.next(), Begin):
                 self._send_pass(begin.pass_index, pool)
@@ -67,18 +64,9 @@ class GeneratorEngine:
             )
         )
 
-    def _warm_up(self) -> float:
-        """Compile everything by using it; the payload bytes a second that one thread makes alone."""
-        frames = empty_frames(_WARM_UP_ROWS)
-        rows = RowRange(0, min(_WARM_UP_ROWS, self._layout.n))
-        words = self._layout.words_in(0)
-        payload = frames[: len(rows), HEADER_WORDS : HEADER_WORDS + words]
-        write_headers(frames, 1, 0, 0, 0, 0, 0, 0, 0)
-        self._source.fill(rows, 0, payload)
-        if not self._source.symmetric:
-            SymmetryCheck().add(rows, 0, payload)
-        start, rounds = time.perf_counter(), 0
-        while time.perf_counter() - start < _WARM_UP_S:
-            self._source.fill(rows, 0, payload)
-            rounds += 1
-        return rounds * len(rows) * PAYLOAD_BYTES * len(self._shares) / (time.perf_counter() - start)
+    def _measure_rate(self) -> float:
+        """Payload bytes a second that the threads of this process can make, nothing else going on."""
+        rows = RowRange(0, min(_TRIAL_ROWS, self._layout.n))
+        payload = empty_frames(len(rows))[:, HEADER_WORDS : HEADER_WORDS + self._layout.words_in(0)]
+        seconds = shortest_time(lambda: self._source.fill(rows, 0, payload))
+        return len(rows) * PAYLOAD_BYTES * len(self._shares) / seconds

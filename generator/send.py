@@ -132,9 +132,8 @@ def send_pass(feeders: Sequence[QueueFeeder], timeout_s: float, cancelled: threa
         if moved:
             deadline = time.monotonic() + timeout_s
             open_feeders = [feeder for feeder in open_feeders if not feeder.done]
-        elif not wait_for_any([feeder.sender for feeder in open_feeders], _LOOK_UP_S):
-            if time.monotonic() > deadline:
-                queues = ", ".join(str(feeder.queue) for feeder in open_feeders)
-                raise RunFailed(
-                    f"queue {queues}: full for {timeout_s:g} s (stream.timeout_s); the receiver takes no frames"
-                )
+        elif wait_for_any([feeder.sender for feeder in open_feeders], _LOOK_UP_S):
+            continue
+        elif time.monotonic() > deadline:
+            queues = ", ".join(str(feeder.queue) for feeder in open_feeders)
+            raise RunFailed(f"queue {queues}: full for {timeout_s:g} s (stream.timeout_s)")

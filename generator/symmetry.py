@@ -57,7 +57,7 @@ def _hash_upright(row_words: np.ndarray, row: int, first_word: int) -> np.uint64
     return total
 
 
-@kernel
+@kernel("void(uint64[:, :], int64, int64, uint64[::1])")
 def _hash_sides(words: np.ndarray, first_row: int, first_word: int, sums: np.ndarray) -> None:
     """Add the tiles of `words`, uint64 (rows, words), to sums, uint64 (2,): above, below the diagonal.
 
@@ -77,6 +77,9 @@ def _hash_sides(words: np.ndarray, first_row: int, first_word: int, sums: np.nda
         for r in range(group_words.shape[0]):
             row = row_of(group_words, r)
             sums[0] += _hash_upright(row[above:], first_row + at + r, first_word + above)
+
+
+KERNELS = (_hash_sides,)
 
 
 class SymmetryCheck:

@@ -62,7 +62,7 @@ def _fill_above_diagonal(key: np.uint64, row: int, first_word: int, words: np.nd
         counter += C
 
 
-@kernel
+@kernel("void(uint64, int64, int64, int64, int64, uint64[:, :])")
 def fill_random(key: np.uint64, n: int, first_row: int, first_word: int, words: int, out: np.ndarray) -> None:
     """Write words `first_word` to `first_word + words - 1` of the rows from `first_row` into out.
 
@@ -84,7 +84,7 @@ def fill_random(key: np.uint64, n: int, first_row: int, first_word: int, words: 
     _clear_padding(n, first_word, words, out)
 
 
-@kernel
+@kernel("uint64[::1](uint64, int64)")
 def mattis_bitmap(key: np.uint64, n: int) -> np.ndarray:
     """The Mattis signs eta, uint64 (ceil(n / 64),), bit 1 for +1, padding 0."""
     eta = np.empty((n + 63) // 64, np.uint64)
@@ -95,7 +95,7 @@ def mattis_bitmap(key: np.uint64, n: int) -> np.ndarray:
     return eta
 
 
-@kernel
+@kernel("void(uint64[::1], int64, int64, int64, int64, uint64[:, :])")
 def fill_mattis(
     eta: np.ndarray, n: int, first_row: int, first_word: int, words: int, out: np.ndarray
 ) -> None:
@@ -119,3 +119,6 @@ def _clear_padding(n: int, first_word: int, words: int, out: np.ndarray) -> None
         inside = (_ONE << np.uint64(n % 64)) - _ONE
         for r in range(out.shape[0]):
             out[r, words - 1] &= inside
+
+
+KERNELS = (fill_random, mattis_bitmap, fill_mattis)

@@ -58,7 +58,7 @@ def _block_of(frames: np.ndarray, index: int) -> int:
     return int(frames[index, 5] & np.uint64(0xFFFF_FFFF))
 
 
-@kernel
+@kernel("void(uint64[:, ::1], int32[::1], uint64[:, ::1], uint64[:, ::1], int64[::1], int32[:, ::1], int64)")
 def _accumulate(
     frames: np.ndarray,
     accepted: np.ndarray,
@@ -90,6 +90,9 @@ def _accumulate(
         while i < stop:
             _add_row(frames, accepted[i], tile, words, counts, first_row)
             i += 1
+
+
+KERNELS = (_accumulate,)
 
 
 def _aligned_tile(replicas: int) -> np.ndarray:

@@ -35,7 +35,10 @@ _ACCEPTED, _MISSING, _DUPLICATE, _MALFORMED, _FOREIGN_RUN, _WRONG_PASS, _WRONG_Q
 )
 
 
-@kernel
+@kernel(
+    "int64(uint64[:, ::1], int64, int64, int64, int64, int64, int64, int64, uint64[::1], "
+    "int64[::1], int32[::1])"
+)
 def _check_frames(
     frames: np.ndarray,
     run: int,
@@ -90,6 +93,9 @@ def _check_frames(
                 taken += 1
     counts[_ACCEPTED] += taken
     return taken
+
+
+KERNELS = (_check_frames,)
 
 
 class FrameCheck:

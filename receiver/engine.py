@@ -17,12 +17,11 @@ from streamdsb.errors import RunFailed, UserError
 from streamdsb.frame import FrameType, empty_frames, write_headers
 from streamdsb.layout import FRAME_WORDS, HEADER_WORDS, PAYLOAD_BYTES, RowRange
 from streamdsb.machine import available_memory
-from streamdsb.messages import Begin, Compiling, Finish, PassReceived, Progress, Ready, Spins, Stop, Updated
+from streamdsb.messages import Begin, Finish, PassReceived, Progress, Ready, Spins, Stop, Updated
 from streamdsb.queues import FrameReceiver
-from streamdsb.worker import Control, run_shares, share_out
+from streamdsb.worker import Control, run_shares, share_out, shortest_time
 
-_WARM_UP_FRAMES = 256
-_WARM_UP_S = 0.02
+_TRIAL_FRAMES = 256
 
 
 class ReceiverEngine:
@@ -56,8 +55,7 @@ class ReceiverEngine:
 
     def run(self) -> None:
         """Serve Begin and Finish until the coordinator says Stop, then hand over the spins."""
-        self._control.send(Compiling(what="accumulation and update"))
-        self._control.send(Ready(payload_per_second=self._warm_up()))
+        self._control.send(Ready(payload_per_second=self._measure_rate()))
         with ThreadPoolExecutor(len(self._shares), "receive") as pool:
             while not isinstance(message := self._control.next(), Stop):
                 if isinstance(message, Begin):
@@ -126,22 +124,16 @@ class ReceiverEngine:
             self._best = Spins(best_pass=pass_index, best_replica=replica, best_two_energy=lowest)
             self._best_signs[:] = self._state.signs[replica]
 
-    def _warm_up(self) -> float:
-        """Compile everything by using it; the payload bytes a second that one thread adds alone."""
-        count = min(_WARM_UP_FRAMES, self._layout.n, self._config.stream.burst_frames)
+    def _measure_rate(self) -> float:
+        """Payload bytes a second that the threads of this process can add, nothing else going on."""
+        count = min(_TRIAL_FRAMES, self._layout.n)
         frames = empty_frames(count)
         frames[:, HEADER_WORDS:] = np.arange(FRAME_WORDS - HEADER_WORDS, dtype=np.uint64)
         write_headers(frames, int(FrameType.TILE), 0, 0, 0, 0, 0, 0, 0)
-        self._checks[0].accept(frames)
         accepted = np.arange(count, dtype=np.int32)
         self._accumulator.begin_pass(self._state.signs)
-        self._accumulator.feed(0, frames, accepted)
-        self._state.compile()
-        start, rounds = time.perf_counter(), 0
-        while time.perf_counter() - start < _WARM_UP_S:
-            self._accumulator.feed(0, frames, accepted)
-            rounds += 1
-        return rounds * count * PAYLOAD_BYTES * len(self._shares) / (time.perf_counter() - start)
+        seconds = shortest_time(lambda: self._accumulator.feed(0, frames, accepted))
+        return count * PAYLOAD_BYTES * len(self._shares) / seconds
 
 
 def require_memory(config: Config) -> None:

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import numpy as np
 
+from receiver import accumulate_cpu, check, update_cpu
 from receiver.engine import ReceiverEngine, require_memory
-from streamdsb.channel import Channel
-from streamdsb.join import Origin, say_hello
+from streamdsb import frame
+from streamdsb.jit import compile_kernels
+from streamdsb.join import Origin
 from streamdsb.links import accept_receivers, listen, shm_receivers
-from streamdsb.messages import Listening, Resolved
-from streamdsb.queues import FrameReceiver
-from streamdsb.worker import Control, run_worker
+from streamdsb.messages import Compiling, Listening, Resolved
+from streamdsb.queues import FrameReceiver, shm
+from streamdsb.worker import Control, run_worker, say_hello
 
 
-def work(origin: Origin, channel: Channel) -> None:
-    """Be the receiver of the run that `channel` leads to, until it is over."""
-    welcome = say_hello("receiver", origin, channel)
-    resolved, field_bytes = channel.expect(Resolved)
-    config = welcome.config.with_n(resolved.n)
+def work(origin: Origin, control: Control) -> None:
+    """Be the receiver of the run that `control` leads to, until it is over."""
+    member = say_hello("receiver", origin, control)
+    control.send(Compiling(what="checks, accumulation, update and queues"))
+    compile_kernels(
+        *frame.KERNELS, *shm.KERNELS, *check.KERNELS, *accumulate_cpu.KERNELS, *update_cpu.KERNELS
+    )
+    resolved, field_bytes = control.expect(Resolved)
+    config = member.config.with_n(resolved.n)
     require_memory(config)
     receivers: list[FrameReceiver]
     if config.stream.transport == "shm":
         receivers = shm_receivers(config, origin.queues)
     else:
         with listen(origin.data_host, 0) as server:
-            channel.send(Listening(host=origin.data_host, port=server.getsockname()[1]))
-            receivers = accept_receivers(config, welcome.run, server, origin.token)
+            control.send(Listening(host=origin.data_host, port=server.getsockname()[1]))
+            receivers = accept_receivers(config, member.run, server, origin.token)
     field = np.frombuffer(field_bytes, np.int32) if field_bytes else None
-    control = Control(channel)
-    control.start()
-    ReceiverEngine(config, welcome.run, field, receivers, control).run()
+    ReceiverEngine(config, member.run, field, receivers, control).run()
 
 
 def main(origin: Origin) -> int:

@@ -52,7 +52,8 @@ def receive_pass(
         if moved:
             deadline = time.monotonic() + timeout_s
             open_intakes = [intake for intake in open_intakes if not intake.check.ended]
-        elif not wait_for_any([intake.end for intake in open_intakes], _LOOK_UP_S):
-            if time.monotonic() > deadline:
-                queues = ", ".join(str(intake.check.queue) for intake in open_intakes)
-                raise RunFailed(f"queue {queues}: no frame came for {timeout_s:g} s (stream.timeout_s)")
+        elif wait_for_any([intake.end for intake in open_intakes], _LOOK_UP_S):
+            continue
+        elif time.monotonic() > deadline:
+            queues = ", ".join(str(intake.check.queue) for intake in open_intakes)
+            raise RunFailed(f"queue {queues}: no frame came for {timeout_s:g} s (stream.timeout_s)")

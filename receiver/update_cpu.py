@@ -48,7 +48,7 @@ def _initial_value(key: np.uint64, replica: int, row: int) -> np.float32:
     return np.float32(t - 8388608) * (np.float32(0.1) * np.float32(2.0**-23))
 
 
-@kernel
+@kernel("void(uint64, uint64, int64, float32[:, ::1], float32[:, ::1], uint64[:, :])")
 def _initialize(
     position_key: np.uint64,
     momentum_key: np.uint64,
@@ -79,7 +79,7 @@ def _sign(bitmap: np.ndarray, row: int) -> int:
     return int((bitmap[row // 64] >> np.uint64(row % 64)) & _ONE) * 2 - 1
 
 
-@kernel
+@kernel("void(int64, int32[:, :], uint64[:, :], int32[::1], int64[::1])")
 def _measure(
     n: int, counts: np.ndarray, signs: np.ndarray, field: np.ndarray, two_energy: np.ndarray
 ) -> None:
@@ -97,7 +97,10 @@ def _measure(
         two_energy[replica] -= total
 
 
-@kernel
+@kernel(
+    "void(int64, int32[:, :], int32[::1], float32, float32, float32, float32[:, :], float32[:, :], "
+    "uint64[:, :])"
+)
 def _advance(
     n: int,
     counts: np.ndarray,
@@ -128,6 +131,9 @@ def _advance(
         _pack_signs(x[replica], signs[replica])
 
 
+KERNELS = (_initialize, _measure, _advance)
+
+
 def checksum(signs: np.ndarray) -> str:
     """XXH64 (seed 0) of the replicas' sign bitmaps, uint64 (B, ceil(n / 64)), as 16 hex digits."""
     return xxhash.xxh64_hexdigest(np.ascontiguousarray(signs).data)
@@ -156,16 +162,6 @@ class CpuState:
         self._pool = ThreadPoolExecutor(len(self._parts), "update") if len(self._parts) > 1 else None
         keys = key_of(seed, Domain.INITIAL_POSITIONS), key_of(seed, Domain.INITIAL_MOMENTA)
         _initialize(*keys, rows.start, self.positions, self.momenta, self._own_signs(RowRange(0, len(rows))))
-
-    def compile(self) -> None:
-        """Compile `measure` and `advance` by using them on a small state of the same shape."""
-        n = GROUP_ROWS * len(self._parts)
-        field = np.zeros(n, np.int32) if self._field.size else None
-        layout = Layout(n, self.positions.shape[0], 1)
-        small = CpuState(layout, RowRange(0, n), self.dynamics, 0, field, len(self._parts))
-        counts = np.zeros((layout.replicas, n), np.int32)
-        small.measure(counts)
-        small.advance(counts, 0)
 
     def _own_signs(self, part: RowRange) -> np.ndarray:
         first = (self._rows.start + part.start) // GROUP_ROWS

@@ -1,8 +1,33 @@
-"""Discrete simulated bifurcation on dense Ising couplings that stream past instead of being stored."""
+"""Discrete simulated bifurcation on dense Ising couplings that stream past instead of being stored.
+
+import streamdsb
+result = streamdsb.run({"problem": {"source": "mattis", "n": 5000}})
+result.energies[-1], result.spins, result.records
+"""
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from streamdsb.errors import RunFailed, StreamdsbError, UserError
+
+if TYPE_CHECKING:
+    from streamdsb.api import run
+    from streamdsb.packing import columns_of, pack_couplings
+
+__all__ = ["RunFailed", "StreamdsbError", "UserError", "columns_of", "pack_couplings", "run"]
 
 try:
     __version__ = version("streamdsb")
 except PackageNotFoundError:  # a source tree that is on the path without being installed
     __version__ = "0+unknown"
+
+_HOMES = {"run": "api", "columns_of": "packing", "pack_couplings": "packing"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is heavy only when it is used: the command line should answer at once."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"streamdsb.{_HOMES[name]}"), name)

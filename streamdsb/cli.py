@@ -30,6 +30,7 @@ def main() -> None:
 
 
 _config = click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+_run_directory = click.argument("directory", type=click.Path(path_type=Path))
 _settings = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. solver.updates=50."
 )
@@ -39,10 +40,16 @@ _out = click.option(
     help="Run directory; by default a new one under runs/.",
 )
 _overwrite = click.option("--overwrite", is_flag=True, help="Replace the run that --out holds.")
+_connect = click.option("--connect", "address", required=True, metavar="HOST:PORT", help="The coordinator.")
+_expect = click.option(
+    "--expect",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Refuse a coordinator whose configuration differs from this file.",
+)
 
 
-def _default_out(config: Path) -> Path:
-    return Path("runs") / f"{config.stem}-{datetime.now():%Y%m%d-%H%M%S}"
+def _out_or_default(out: Path | None, config: Path) -> Path:
+    return out or Path("runs") / f"{config.stem}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 @main.command()
@@ -56,4 +63,131 @@ def run(config: Path, settings: tuple[str, ...], out: Path | None, overwrite: bo
     from coordinator.progress import TerminalDisplay
     from streamdsb.config import load_config
 
-    run_here(load_config(config, settings), out or _default_out(config), overwrite, TerminalDisplay())
+    loaded = load_config(config, settings)
+    run_here(loaded, _out_or_default(out, config), overwrite, TerminalDisplay())
+
+
+@main.command()
+@_config
+@_settings
+@_out
+@_overwrite
+@click.option("--listen", "address", required=True, metavar="HOST:PORT", help="Where the others connect.")
+def coordinate(
+    config: Path, settings: tuple[str, ...], out: Path | None, overwrite: bool, address: str
+) -> None:
+    """Lead a run of CONFIG whose generator and receiver are started apart and join over TCP.
+
+    All three need the same token in the environment variable STREAMDSB_TOKEN; without one, a new token
+    is made and shown.
+    """
+    from coordinator.main import coordinate as lead
+    from coordinator.progress import TerminalDisplay
+    from streamdsb.config import load_config
+    from streamdsb.links import parse_address
+
+    loaded = load_config(config, ("stream.transport=tcp", *settings))
+    host, port = parse_address(address)
+    lead(loaded, _out_or_default(out, config), overwrite, TerminalDisplay(), host, port)
+
+
+@main.command()
+@_connect
+@_expect
+def generate(address: str, expect: Path | None) -> None:
+    """Be the generator of a run: connect to its coordinator and make its couplings."""
+    from generator.main import main as work
+    from streamdsb.join import remote_origin
+
+    sys.exit(work(remote_origin(address, expected=expect)))
+
+
+@main.command()
+@_connect
+@_expect
+@click.option("--data-host", help="Address the generator reaches this machine at, if not the obvious one.")
+def receive(address: str, expect: Path | None, data_host: str | None) -> None:
+    """Be the receiver of a run: connect to its coordinator, hold the replicas and accumulate."""
+    from receiver.main import main as work
+    from streamdsb.join import remote_origin
+
+    sys.exit(work(remote_origin(address, data_host, expect)))
+
+
+@main.command()
+@_config
+@_settings
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    default=400.0,
+    show_default=True,
+    help="Link rate in Gb/s.",
+)
+def plan(config: Path, settings: tuple[str, ...], rate: float) -> None:
+    """Say what a run of CONFIG would cost; nothing is allocated or read."""
+    from coordinator.plan import plan_lines
+    from streamdsb.config import load_config
+
+    for line in plan_lines(load_config(config, settings), rate):
+        click.echo(line)
+
+
+@main.command()
+@_run_directory
+def validate(directory: Path) -> None:
+    """Check a run: accounting, the planted ground state, checksums, energies recomputed by an oracle."""
+    from validation.validate import validate as check
+
+    checks = check(directory)
+    for result in checks:
+        click.echo(str(result))
+    sys.exit(0 if all(result.passed is not False for result in checks) else 1)
+
+
+@main.command()
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+def compare(a: Path, b: Path) -> None:
+    """Compare the records of two runs byte for byte; exit status 0 if they are equal, 1 if not."""
+    from validation.compare import compare as compare_records
+
+    comparison = compare_records(a, b)
+    for line in comparison.lines():
+        click.echo(line)
+    sys.exit(0 if comparison.equal else 1)
+
+
+@main.command()
+@_run_directory
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="The PNG to write.")
+def report(directory: Path, output: Path | None) -> None:
+    """Plot a run: energies and rate against pass."""
+    from validation.report import report as draw
+
+    click.echo(draw(directory, output))
+
+
+@main.command()
+def doctor() -> None:
+    """Say what this machine has, what is missing for which feature, and how to get it."""
+    from streamdsb import doctor as doctors
+
+    click.echo(doctors.report(doctors.examine()))
+
+
+@main.group()
+def bench() -> None:
+    """Measure the parts of streamdsb on this machine, beside their ceilings."""
+
+
+@bench.command()
+@click.option("--n", type=click.IntRange(64, 10_000_000), default=100_000, show_default=True)
+@click.option(
+    "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
+)
+def pipeline(n: int, output: Path | None) -> None:
+    """Synthesis, symmetry check, accumulation and queue alone, and the whole pipeline, on the CPU."""
+    from validation.bench_pipeline import main as measure
+
+    measure(n, output)

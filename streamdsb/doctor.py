@@ -58,7 +58,7 @@ class Probe:
         return Finding(self.name, text, False, self.needed_for, self.remedy)
 
 
-class Missing(Exception):  # noqa: N818 - it is an answer, not an error
+class Missing(Exception):
     """The thing a probe looked for is not here; the text says how that showed."""
 
 

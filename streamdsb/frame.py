@@ -87,7 +87,7 @@ def place_word(block: int, queue: int, coupling_format: int) -> np.uint64:
     )
 
 
-@kernel
+@kernel("void(uint64[:, ::1], int64, int64, int64, int64, int64, int64, int64, int64)")
 def write_headers(
     frames: np.ndarray,
     frame_type: int,
@@ -109,6 +109,9 @@ def write_headers(
         frames[i, 5] = place_word(block, queue, 1)
         frames[i, 6] = np.uint64(couplings)
         frames[i, 7] = np.uint64(0)
+
+
+KERNELS = (write_headers,)
 
 
 def empty_frames(count: int) -> np.ndarray:

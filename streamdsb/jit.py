@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import llvmlite.binding as llvm
 import numba
 from numba import njit
@@ -21,8 +24,30 @@ def _use_full_vector_width() -> None:
 
 _use_full_vector_width()
 
-kernel = njit(nogil=True, cache=True)
-"""A loop that Python calls: compiled once a machine, run without the interpreter's lock."""
-
 inline = njit(inline="always")
-"""A piece of such a loop."""
+"""A piece of a kernel."""
+
+
+def kernel(signature: str) -> Callable[[Callable[..., Any]], Any]:
+    """A loop that Python calls, compiled once a machine and run without the interpreter's lock.
+
+    signature: numba's, for `compile_kernels`; an array is "[:, :]" with any strides or "[:, ::1]" contiguous.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        dispatcher = njit(nogil=True, cache=True)(function)
+        dispatcher.streamdsb_signature = signature
+        return dispatcher
+
+    return decorate
+
+
+def compile_kernels(*kernels: Any) -> None:
+    """Compile each kernel, or load it from numba's cache, for its own signature and no other.
+
+    What NumPy calls contiguous depends on the shape too (a single row always is); without this, a kernel
+    would be compiled once more in the middle of a pass.
+    """
+    for dispatcher in kernels:
+        dispatcher.compile(dispatcher.streamdsb_signature)
+        dispatcher.disable_compile()

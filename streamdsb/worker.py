@@ -5,25 +5,33 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel
 
+import streamdsb
 from streamdsb.channel import Channel, PeerGone
+from streamdsb.config import Config, load_config, make_config
 from streamdsb.errors import RunFailed, StreamdsbError, UserError
 from streamdsb.join import Origin
 from streamdsb.machine import peak_memory
-from streamdsb.messages import Failed, Farewell, Stop
+from streamdsb.messages import PROTOCOL, Failed, Farewell, Hello, Role, Stop, Welcome
 
 _LAST_RESORT_S = 3.0
 """How long a process that has lost its coordinator may take to end by itself."""
 
 _TICK_S = 0.25
+_TRIAL_S = 0.02
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 
 class Cancelled(Exception):
@@ -39,11 +47,8 @@ class Control:
     def __init__(self, channel: Channel) -> None:
         self.cancelled = threading.Event()
         self._channel = channel
-        self._inbox: queue.SimpleQueue[BaseModel | StreamdsbError] = queue.SimpleQueue()
-
-    def start(self) -> None:
-        """Begin to read; until then the channel may be used directly."""
-        self._channel.set_timeout(None)
+        self._inbox: queue.SimpleQueue[tuple[BaseModel, bytes] | StreamdsbError] = queue.SimpleQueue()
+        channel.set_timeout(None)
         threading.Thread(target=self._read, name="control", daemon=True).start()
 
     def send(self, message: BaseModel, data: bytes | memoryview = b"") -> None:
@@ -51,18 +56,39 @@ class Control:
 
     def next(self) -> BaseModel:
         """The coordinator's next message; raises PeerGone if the coordinator is gone."""
-        message = self._inbox.get()
-        if isinstance(message, StreamdsbError):
-            raise message
-        return message
+        return self._next()[0]
+
+    def expect(self, kind: type[M]) -> tuple[M, bytes]:
+        """The coordinator's next message, which has to be of `kind`, and its bytes.
+
+        Raises UserError if the coordinator refuses this process, Cancelled if it calls the run off.
+        """
+        message, data = self._next()
+        if isinstance(message, kind):
+            return message, data
+        if isinstance(message, Stop):
+            raise Cancelled
+        if isinstance(message, Failed):
+            raise UserError(message.message)
+        raise RunFailed(f"{self.peer} sent {type(message).__name__} where {kind.__name__} was expected")
+
+    @property
+    def peer(self) -> str:
+        return self._channel.peer
+
+    def _next(self) -> tuple[BaseModel, bytes]:
+        entry = self._inbox.get()
+        if isinstance(entry, StreamdsbError):
+            raise entry
+        return entry
 
     def _read(self) -> None:
         try:
             while True:
-                message, _ = self._channel.receive()
+                message, data = self._channel.receive()
                 if isinstance(message, Stop):
                     self.cancelled.set()
-                self._inbox.put(message)
+                self._inbox.put((message, data))
                 if isinstance(message, Stop):
                     return
         except StreamdsbError as error:
@@ -73,9 +99,57 @@ class Control:
             timer.start()
 
 
+@dataclass(frozen=True)
+class Membership:
+    """What the coordinator answered: the run's id and configuration, whose n may still be open."""
+
+    run: int
+    config: Config
+
+
+def say_hello(role: Role, origin: Origin, control: Control) -> Membership:
+    """Introduce this process; raises UserError if the coordinator refuses it or its configuration differs."""
+    control.send(
+        Hello(
+            role=role,
+            protocol=PROTOCOL,
+            version=streamdsb.__version__,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+        )
+    )
+    welcome, _ = control.expect(Welcome)
+    config = make_config(welcome.config, "the coordinator's configuration")
+    if config.digest() != welcome.digest:
+        raise UserError(f"{control.peer} and this {role} understand the configuration differently")
+    if origin.expected is not None:
+        _require_same(load_config(origin.expected), config, origin.expected)
+    return Membership(welcome.run, config)
+
+
+def _require_same(own: Config, theirs: Config, path: Path) -> None:
+    ours, others = own.model_dump(), theirs.model_dump()
+    for section, values in ours.items():
+        for key, value in values.items():
+            if value != others[section][key]:
+                raise UserError(
+                    f"{path}: {section}.{key} is {value!r}, but the coordinator has {others[section][key]!r}"
+                )
+
+
 def share_out(items: Sequence[T], threads: int) -> list[list[T]]:
     """Deal `items` to at most `threads` shares, none empty."""
     return [list(items[t::threads]) for t in range(min(threads, len(items)))]
+
+
+def shortest_time(work: Callable[[], None]) -> float:
+    """Seconds that `work` takes at its fastest, tried for 20 ms and at least twice."""
+    times: list[float] = []
+    while len(times) < 2 or sum(times) < _TRIAL_S:
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def run_shares(
@@ -106,11 +180,11 @@ def run_shares(
         raise error
 
 
-def run_worker(origin: Origin, work: Callable[[Origin, Channel], None]) -> int:
+def run_worker(origin: Origin, work: Callable[[Origin, Control], None]) -> int:
     """Do `work` and report how it ended to the coordinator; the exit status."""
     channel = Channel(origin.connection, origin.peer)
     try:
-        work(origin, channel)
+        work(origin, Control(channel))
         channel.send(Farewell(peak_memory=peak_memory()))
         return 0
     except Cancelled:

@@ -27,7 +27,7 @@ _COMMITTED, _RECEIVER_SLEEPS, _RELEASED, _SENDER_SLEEPS, _COUNTS = 0, 8, 16, 24,
 _CONTROL_BYTES = 4096
 
 
-@kernel
+@kernel("boolean(uint64[::1], int64, uint64, int64)")
 def _publish(control: np.ndarray, index: int, value: np.uint64, sleeper: int) -> bool:
     """Store control[index] = value; True if the other end sleeps and its doorbell has to be rung."""
     store_release(control, index, value)
@@ -38,7 +38,7 @@ def _publish(control: np.ndarray, index: int, value: np.uint64, sleeper: int) ->
     return True
 
 
-@kernel
+@kernel("boolean(uint64[::1], int64, int64, uint64)")
 def _fall_asleep(control: np.ndarray, sleeper: int, index: int, unless_not: np.uint64) -> bool:
     """Announce sleep; False, and awake again, if control[index] is no longer `unless_not`."""
     store_release(control, sleeper, np.uint64(1))
@@ -49,14 +49,17 @@ def _fall_asleep(control: np.ndarray, sleeper: int, index: int, unless_not: np.u
     return False
 
 
-@kernel
+@kernel("uint64(uint64[::1], int64)")
 def _read(control: np.ndarray, index: int) -> np.uint64:
     return load_acquire(control, index)
 
 
-@kernel
+@kernel("void(uint64[::1], int64, uint64)")
 def _write(control: np.ndarray, index: int, value: np.uint64) -> None:
     store_release(control, index, value)
+
+
+KERNELS = (_publish, _fall_asleep, _read, _write)
 
 
 @dataclass(frozen=True)
