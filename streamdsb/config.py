@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from streamdsb.errors import UserError
 from streamdsb.layout import FRAME_BYTES, MAX_N, MAX_QUEUES, MAX_REPLICAS, Layout
 
+_SHOWN = 200
+"""Characters of a wrong value that an error message shows."""
+
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
 Threads = Annotated[int, Field(ge=1, le=256)]
 
@@ -162,8 +165,11 @@ def load_config(path: Path, settings: Iterable[str] = ()) -> Config:
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "not valid YAML"
         raise UserError(f"{path}{where}: {problem}") from None
+    except (ValueError, RecursionError) as error:
+        # the date 2001-99-99, an integer or a nesting too long for Python
+        raise UserError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: expected sections such as 'problem:' and 'solver:', found {values!r}")
+        raise UserError(f"{path}: expected sections such as 'problem:' and 'solver:', found {_shown(values)}")
     _anchor_paths(values, path.parent)
     for setting in settings:
         _apply_setting(values, setting)
@@ -195,11 +201,13 @@ def _apply_setting(values: dict[str, Any], setting: str) -> None:
         raise UserError(f"--set {setting}: expected section.key=value, for example solver.updates=50")
     try:
         value = yaml.safe_load(text) if text.strip() else None
-    except yaml.YAMLError:
-        raise UserError(f"--set {setting}: the value {text!r} is not valid YAML") from None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise UserError(f"--set {setting}: the value {_shown(text)} is not valid YAML") from None
     section = values.setdefault(parts[0], {})
     if not isinstance(section, dict):
-        raise UserError(f"--set {setting}: {parts[0]} is {section!r} in the file, not a section with keys")
+        raise UserError(
+            f"--set {setting}: {parts[0]} is {_shown(section)} in the file, not a section with keys"
+        )
     source_is_file = parts[0] == "problem" and section.get("source") == "file"
     if isinstance(value, str) and (key == "problem.field" or (key == "problem.path" and source_is_file)):
         value = str(Path(value).absolute())
@@ -217,7 +225,15 @@ def _sentence(error: ValidationError, values: Mapping[str, Any]) -> str:
     if first["type"] == "value_error":
         return f"{key}: {first['ctx']['error']}"
     allowed = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
-    return f"{key} is {first['input']!r}, but it {allowed}"
+    return f"{key} is {_shown(first['input'])}, but it {allowed}"
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no more than 4300 digits
+        text = "a very long number"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _valid_keys(section: list[str]) -> list[str]:
