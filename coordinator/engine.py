@@ -134,6 +134,8 @@ class CoordinatorEngine:
                 raise RunFailed(f"waited {self._timeout_s:g} s for {waiting_for}")
             message = self._next(remaining, waiting_for)
             if isinstance(message, Progress):
+                if message.pass_index != k:
+                    continue
                 moved, frames = message.frames > frames, message.frames
                 self._display.show_frames(k, frames)
             elif isinstance(message, PassSent):

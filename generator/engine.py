@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from generator.send import QueueFeeder, send_pass
 from generator.source import CouplingSource
@@ -13,7 +12,7 @@ from streamdsb.frame import empty_frames
 from streamdsb.layout import GROUP_ROWS, HEADER_WORDS, PAYLOAD_BYTES, RowRange
 from streamdsb.messages import Begin, PassSent, Ready
 from streamdsb.queues import FrameSender
-from streamdsb.worker import Control, run_shares, share_out, shortest_time
+from streamdsb.worker import Control, Shares, shortest_time
 
 _TRIAL_ROWS = 4 * GROUP_ROWS
 
@@ -35,26 +34,22 @@ class GeneratorEngine:
         self._control = control
         rows = self._layout.queue_rows
         feeders = [QueueFeeder(q, rows[q], self._layout, run, source, s) for q, s in enumerate(senders)]
-        self._shares = share_out(feeders, config.generator.threads)
+        self._feeders = feeders
+        self._shares = Shares(feeders, config.generator.threads, control.cancelled)
 
     def run(self) -> None:
         """Answer every Begin with a pass until the coordinator says Stop."""
         self._control.send(Ready(payload_per_second=self._measure_rate()))
-        with ThreadPoolExecutor(len(self._shares), "send") as pool:
-            while isinstance(begin := self._control.next(), Begin):
-                self._send_pass(begin.pass_index, pool)
+        while isinstance(begin := self._control.next(), Begin):
+            self._send_pass(begin.pass_index)
 
-    def _send_pass(self, pass_index: int, pool: ThreadPoolExecutor) -> None:
+    def _send_pass(self, pass_index: int) -> None:
         watched = pass_index == 0 and not self._source.symmetric
         symmetry = SymmetryCheck() if watched else None
-        for share in self._shares:
-            for feeder in share:
-                feeder.begin_pass(pass_index, symmetry)
-
-        def send(share: Sequence[QueueFeeder]) -> None:
-            send_pass(share, self._config.stream.timeout_s, self._control.cancelled)
-
-        run_shares(pool, send, self._shares, self._control.cancelled, tick=lambda: None)
+        for feeder in self._feeders:
+            feeder.begin_pass(pass_index, symmetry)
+        timeout_s = self._config.stream.timeout_s
+        self._shares.each(lambda share: send_pass(share, timeout_s, self._control.cancelled))
         name = f"problem.path {self._config.problem.path}"
         self._control.send(
             PassSent(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -19,9 +18,10 @@ from streamdsb.layout import FRAME_WORDS, HEADER_WORDS, PAYLOAD_BYTES, RowRange
 from streamdsb.machine import available_memory
 from streamdsb.messages import Begin, Finish, PassReceived, Progress, Ready, Spins, Stop, Updated
 from streamdsb.queues import FrameReceiver
-from streamdsb.worker import Control, run_shares, share_out, shortest_time
+from streamdsb.worker import Control, Shares, every, shortest_time
 
 _TRIAL_FRAMES = 256
+_PROGRESS_S = 0.25
 
 
 class ReceiverEngine:
@@ -49,27 +49,32 @@ class ReceiverEngine:
             for queue, queue_rows in enumerate(self._layout.queue_rows)
         ]
         intakes = [QueueIntake(end, check) for end, check in zip(receivers, self._checks, strict=True)]
-        self._shares = share_out(intakes, config.receiver.threads)
+        self._shares = Shares(intakes, config.receiver.threads, control.cancelled)
+        self._pass = 0
         self._best = Spins(best_pass=0, best_replica=0, best_two_energy=2**62)
         self._best_signs = self._state.signs[0].copy()
 
     def run(self) -> None:
         """Serve Begin and Finish until the coordinator says Stop, then hand over the spins."""
         self._control.send(Ready(payload_per_second=self._measure_rate()))
-        with ThreadPoolExecutor(len(self._shares), "receive") as pool:
-            while not isinstance(message := self._control.next(), Stop):
-                if isinstance(message, Begin):
-                    self._receive_pass(message.pass_index, pool)
-                elif isinstance(message, Finish):
-                    self._finish_pass(message)
-                else:
-                    raise RunFailed(f"the coordinator sent {type(message).__name__} in the middle of a run")
+        every(_PROGRESS_S, self._report_progress)
+        while not isinstance(message := self._control.next(), Stop):
+            if isinstance(message, Begin):
+                self._receive_pass(message.pass_index)
+            elif isinstance(message, Finish):
+                self._finish_pass(message)
+            else:
+                raise RunFailed(f"the coordinator sent {type(message).__name__} in the middle of a run")
         if message.completed:
             bitmaps = np.concatenate([self._best_signs[None], self._state.signs])
             self._control.send(self._best, bitmaps.tobytes())
 
-    def _receive_pass(self, pass_index: int, pool: ThreadPoolExecutor) -> None:
+    def _report_progress(self) -> None:
+        self._control.send(Progress(pass_index=self._pass, frames=self._count(Count.ACCEPTED)))
+
+    def _receive_pass(self, pass_index: int) -> None:
         start = time.perf_counter()
+        self._pass = pass_index
         for check in self._checks:
             check.begin_pass(pass_index)
         self._accumulator.begin_pass(self._state.signs)
@@ -79,10 +84,7 @@ class ReceiverEngine:
             receive_pass(share, self._accumulator, self._config.stream.timeout_s, self._control.cancelled)
             ends.append(time.perf_counter())
 
-        def report() -> None:
-            self._control.send(Progress(pass_index=pass_index, frames=self._count(Count.ACCEPTED)))
-
-        run_shares(pool, receive, self._shares, self._control.cancelled, tick=report)
+        self._shares.each(receive)
         for check in self._checks:
             if fault := check.fault():
                 raise RunFailed(fault)

@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 
 from streamdsb.hashing import Domain, hash_word, key_of
+from streamdsb.intrinsics import row_of
 from streamdsb.jit import inline, kernel
 from streamdsb.layout import GROUP_ROWS, Layout, RowRange
 
@@ -69,37 +70,55 @@ def _pack_signs(x: np.ndarray, bitmap: np.ndarray) -> None:
     for start in range(0, x.size, 64):
         word = np.uint64(0)
         for bit in range(min(64, x.size - start)):
-            if x[start + bit] > np.float32(0):
-                word |= _ONE << np.uint64(bit)
+            word |= np.uint64(x[start + bit] > np.float32(0)) << np.uint64(bit)
         bitmap[start // 64] = word
 
 
 @inline
-def _sign(bitmap: np.ndarray, row: int) -> int:
-    return int((bitmap[row // 64] >> np.uint64(row % 64)) & _ONE) * 2 - 1
+def _coupling_sum(n: int, mismatches: np.int32, position: np.float32) -> np.int64:
+    return np.int64(n) - np.int64(2) * np.int64(mismatches) - np.int64(1 if position > np.float32(0) else -1)
 
 
-@kernel("void(int64, int32[:, :], uint64[:, :], int32[::1], int64[::1])")
-def _measure(
-    n: int, counts: np.ndarray, signs: np.ndarray, field: np.ndarray, two_energy: np.ndarray
-) -> None:
+@kernel("void(int64, int32[:, :], float32[:, :], int32[::1], int64[::1])")
+def _measure(n: int, counts: np.ndarray, x: np.ndarray, field: np.ndarray, two_energy: np.ndarray) -> None:
     """Add this range's share of 2E to two_energy, int64 (B,).
 
-    counts: int32 (B, rows), signs: uint64 (B, ceil(rows / 64)), field: int32 (rows,) or (0,).
+    counts: int32 (B, rows), x: float32 (B, rows), field: int32 (rows,) or (0,).
     """
     for replica in range(counts.shape[0]):
+        c, position = row_of(counts, replica), row_of(x, replica)
         total = np.int64(0)
-        for r in range(counts.shape[1]):
-            s = _sign(signs[replica], r)
-            a = n - 2 * np.int64(counts[replica, r]) - s
-            h = np.int64(field[r]) if field.size else np.int64(0)
-            total += s * (a + 2 * h)
+        for r in range(c.size):
+            a = _coupling_sum(n, c[r], position[r])
+            total += a if position[r] > np.float32(0) else -a
+        for r in range(field.size):
+            h = np.int64(2) * np.int64(field[r])
+            total += h if position[r] > np.float32(0) else -h
         two_energy[replica] -= total
 
 
+@inline
+def _move(
+    coupling: np.float32,
+    xi: np.float32,
+    dt: np.float32,
+    detuning: np.float32,
+    x: np.ndarray,
+    y: np.ndarray,
+    r: int,
+) -> None:
+    force = xi * coupling - detuning * x[r]
+    momentum = y[r] + force * dt
+    position = x[r] + momentum * dt
+    outside = abs(position) > np.float32(1)
+    wall = np.float32(1) if position > np.float32(0) else np.float32(-1)
+    x[r] = wall if outside else position
+    y[r] = np.float32(0) if outside else momentum
+
+
 @kernel(
-    "void(int64, int32[:, :], int32[::1], float32, float32, float32, float32[:, :], float32[:, :], "
-    "uint64[:, :])"
+    "void(int64, int32[:, :], int32[::1], float32, float32, float32, float32[:, :], float32[:, :],"
+    " uint64[:, :])"
 )
 def _advance(
     n: int,
@@ -113,22 +132,17 @@ def _advance(
     signs: np.ndarray,
 ) -> None:
     """One update of positions and momenta, float32 (B, rows), and of the rows' sign bitmaps."""
-    one = np.float32(1)
     for replica in range(x.shape[0]):
-        for r in range(x.shape[1]):
-            a = n - 2 * np.int64(counts[replica, r]) - _sign(signs[replica], r)
-            if field.size:
-                a += np.int64(field[r])
-            position = x[replica, r]
-            force = xi * np.float32(a) - detuning * position
-            momentum = y[replica, r] + force * dt
-            position = position + momentum * dt
-            if abs(position) > one:
-                position = one if position > np.float32(0) else -one
-                momentum = np.float32(0)
-            x[replica, r] = position
-            y[replica, r] = momentum
-        _pack_signs(x[replica], signs[replica])
+        c, position, momentum = row_of(counts, replica), row_of(x, replica), row_of(y, replica)
+        if field.size:
+            for r in range(c.size):
+                total = _coupling_sum(n, c[r], position[r]) + np.int64(field[r])
+                _move(np.float32(total), xi, dt, detuning, position, momentum, r)
+        else:
+            for r in range(c.size):
+                total = _coupling_sum(n, c[r], position[r])
+                _move(np.float32(total), xi, dt, detuning, position, momentum, r)
+        _pack_signs(position, row_of(signs, replica))
 
 
 KERNELS = (_initialize, _measure, _advance)
@@ -177,7 +191,7 @@ class CpuState:
         def measure_part(index: int) -> None:
             part = self._parts[index]
             own = slice(part.start, part.stop)
-            _measure(self._n, counts[:, own], self._own_signs(part), self._field_of(part), shares[index])
+            _measure(self._n, counts[:, own], self.positions[:, own], self._field_of(part), shares[index])
 
         self._each_part(measure_part)
         return shares.sum(axis=0)

@@ -9,10 +9,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
@@ -27,7 +27,6 @@ from streamdsb.messages import PROTOCOL, Failed, Farewell, Hello, Role, Stop, We
 _LAST_RESORT_S = 3.0
 """How long a process that has lost its coordinator may take to end by itself."""
 
-_TICK_S = 0.25
 _TRIAL_S = 0.02
 
 T = TypeVar("T")
@@ -137,11 +136,6 @@ def _require_same(own: Config, theirs: Config, path: Path) -> None:
                 )
 
 
-def share_out(items: Sequence[T], threads: int) -> list[list[T]]:
-    """Deal `items` to at most `threads` shares, none empty."""
-    return [list(items[t::threads]) for t in range(min(threads, len(items)))]
-
-
 def shortest_time(work: Callable[[], None]) -> float:
     """Seconds that `work` takes at its fastest, tried for 20 ms and at least twice."""
     times: list[float] = []
@@ -152,32 +146,49 @@ def shortest_time(work: Callable[[], None]) -> float:
     return min(times)
 
 
-def run_shares(
-    pool: Executor,
-    work: Callable[[T], None],
-    shares: Sequence[T],
-    cancelled: threading.Event,
-    tick: Callable[[], None],
-) -> None:
-    """Do `work` on every share at once, calling `tick` now and then; if one fails, all end with its error."""
+class Shares(Generic[T]):
+    """Work that is dealt to a few threads; the first share is done by the thread that calls."""
 
-    def guarded(share: T) -> None:
+    def __init__(self, items: Sequence[T], threads: int, cancelled: threading.Event) -> None:
+        self._shares = [list(items[t::threads]) for t in range(min(threads, len(items)))]
+        self._pool = ThreadPoolExecutor(len(self._shares))
+        self._cancelled = cancelled
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def each(self, work: Callable[[Sequence[T]], None]) -> None:
+        """Do `work` on every share at once; if it fails on one, all end and its error is raised."""
+
+        def guarded(share: Sequence[T]) -> None:
+            try:
+                work(share)
+            except BaseException:
+                self._cancelled.set()
+                raise
+
+        futures = [self._pool.submit(guarded, share) for share in self._shares[1:]]
+        failures: list[BaseException | None] = []
         try:
-            work(share)
-        except BaseException:
-            cancelled.set()
-            raise
+            guarded(self._shares[0])
+        except BaseException as failure:
+            failures.append(failure)
+        failures += [future.exception() for future in futures]
+        # that the others were cancelled only follows from the one that failed
+        for cause in sorted(filter(None, failures), key=lambda cause: isinstance(cause, Cancelled)):
+            raise cause
 
-    futures = [pool.submit(guarded, share) for share in shares]
-    try:
-        while wait(futures, timeout=_TICK_S).not_done:
-            tick()
-    except BaseException:
-        cancelled.set()
-        raise
-    errors = [error for error in (future.exception() for future in futures) if error is not None]
-    for error in sorted(errors, key=lambda error: isinstance(error, Cancelled)):
-        raise error
+
+def every(seconds: float, work: Callable[[], None]) -> None:
+    """Do `work` again and again in a thread of its own, until it raises PeerGone or the process ends."""
+
+    def repeat() -> None:
+        with contextlib.suppress(PeerGone):
+            while True:
+                time.sleep(seconds)
+                work()
+
+    threading.Thread(target=repeat, daemon=True).start()
 
 
 def run_worker(origin: Origin, work: Callable[[Origin, Control], None]) -> int:

@@ -1,0 +1,285 @@
+"""The CPU pipeline and its stages: each alone on one core, then generator and receiver together.
+
+Rates are bytes of payload a second, padding included, as a pass counts them.  A stage alone sees the
+bursts that a pass of this n would bring, evenly sampled; frames stay in a ring's worth of memory.  The
+pipeline is a real run, three processes; its rate is the median over whole passes, wall clock, all
+boundary work included.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.main import RunResult, run_here
+from coordinator.progress import SilentDisplay
+from generator import symmetry, synthesize_cpu
+from generator.source import CouplingSource, MattisCouplings, RandomCouplings
+from generator.symmetry import SymmetryCheck
+from receiver import accumulate_cpu, check
+from receiver.accumulate_cpu import CpuAccumulator
+from receiver.check import FrameCheck
+from streamdsb import frame
+from streamdsb.config import make_config
+from streamdsb.frame import FrameType, empty_frames, write_headers
+from streamdsb.jit import compile_kernels
+from streamdsb.layout import HEADER_WORDS, PAYLOAD_BYTES, Layout, RowRange
+from streamdsb.machine import describe_machine
+from streamdsb.queues import shm, wait_for_any
+from streamdsb.queues.shm import ShmLink, ShmReceiver, ShmSender
+
+_BURST = 256
+_RING = 4
+_QUEUES = 2
+_STAGE_S = 0.5
+_SAMPLED_BURSTS = 96
+
+Figures = dict[str, Any]
+
+
+def main(n: int, output: Path | None) -> None:
+    """Measure, print a table and write JSON."""
+    compile_kernels(
+        *frame.KERNELS,
+        *shm.KERNELS,
+        *synthesize_cpu.KERNELS,
+        *symmetry.KERNELS,
+        *check.KERNELS,
+        *accumulate_cpu.KERNELS,
+    )
+    figures: Figures = {
+        "command": " ".join(["streamdsb", *sys.argv[1:]]),
+        "machine": describe_machine(),
+        "versions": {name: version(name) for name in ("streamdsb", "numpy", "numba", "llvmlite")},
+        "n": n,
+    }
+    print(f"{describe_machine()['cpu']}, {os.cpu_count()} cores, n = {n:,}; GB/s of payload\n")
+    figures["stages"] = _show(dict(_stages(n)))
+    figures["pipeline"] = _pipelines(n, figures["stages"])
+    figures["between_passes"] = _between_passes()
+    figures["step"] = _one_step()
+    if output is not None:
+        output.write_text(json.dumps(figures, indent=2) + "\n")
+        print(f"\nwritten to {output}")
+
+
+def _show(stages: dict[str, float]) -> dict[str, float]:
+    for name, rate in stages.items():
+        print(f"  {name:44} {rate / 1e9:8.2f}")
+    return stages
+
+
+def _stages(n: int) -> Iterator[tuple[str, float]]:
+    layout = Layout(n, 8, _QUEUES)
+    random, mattis = RandomCouplings(n, 42), MattisCouplings(n, 42)
+    yield "synthesis, random", _fill_rate(layout, random)
+    yield "synthesis, mattis", _fill_rate(layout, mattis)
+    yield "symmetry check (first pass of a file)", _symmetry_rate(layout, random)
+    for replicas in (1, 8, 32):
+        yield f"check and accumulation, B = {replicas}", _accumulate_rate(Layout(n, replicas, _QUEUES))
+    yield "queue, shared memory", _queue_rate()
+
+
+def _bursts(layout: Layout) -> list[tuple[int, RowRange]]:
+    """(column block, rows) of bursts spread evenly over a pass."""
+    every = [
+        (block, RowRange(start, min(start + _BURST, layout.n)))
+        for block in range(layout.column_blocks)
+        for start in range(0, layout.n, _BURST)
+    ]
+    return every[:: max(1, len(every) // _SAMPLED_BURSTS)]
+
+
+def _rate(payload: int, work: Callable[[], None]) -> float:
+    """Payload bytes a second of `work`, the median of as many rounds as half a second holds."""
+    work()
+    times: list[float] = []
+    while sum(times) < _STAGE_S or len(times) < 3:
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return payload / statistics.median(times)
+
+
+def _payload_of(bursts: list[tuple[int, RowRange]]) -> int:
+    return sum(len(rows) for _, rows in bursts) * PAYLOAD_BYTES
+
+
+def _ring_frames() -> np.ndarray:
+    """As many bursts as all rings together hold."""
+    return empty_frames(_RING * _QUEUES * _BURST).reshape(_RING * _QUEUES, _BURST, -1)
+
+
+def _fill_rate(layout: Layout, source: CouplingSource) -> float:
+    bursts, ring = _bursts(layout), _ring_frames()
+
+    def fill() -> None:
+        for turn, (block, rows) in enumerate(bursts):
+            words = layout.words_in(block)
+            payload = ring[turn % len(ring), : len(rows), HEADER_WORDS : HEADER_WORDS + words]
+            source.fill(rows, block, payload)
+
+    return _rate(_payload_of(bursts), fill)
+
+
+def _symmetry_rate(layout: Layout, source: CouplingSource) -> float:
+    bursts = _bursts(layout)
+    made = []
+    for block, rows in bursts:
+        words = np.zeros((len(rows), layout.words_in(block)), np.uint64)
+        source.fill(rows, block, words)
+        made.append((rows, block, words))
+
+    def watch() -> None:
+        check = SymmetryCheck()
+        for rows, block, words in made:
+            check.add(rows, block, words)
+
+    return _rate(_payload_of(bursts), watch)
+
+
+def _accumulate_rate(layout: Layout) -> float:
+    bursts, ring = _bursts(layout), _ring_frames()
+    whole = RowRange(0, layout.n)
+    accumulator = CpuAccumulator(layout, whole)
+    signs = np.random.default_rng(0).integers(0, 2**64, (layout.replicas, layout.bitmap_words), np.uint64)
+    source = RandomCouplings(layout.n, 42)
+    checks = FrameCheck(layout, 0, whole, 1, _BURST)
+    for turn, (block, rows) in enumerate(bursts):
+        source.fill(rows, block, ring[turn % len(ring), : len(rows), 8 : 8 + layout.words_in(block)])
+
+    def accumulate() -> None:
+        accumulator.begin_pass(signs)
+        checks.begin_pass(0)
+        for turn, (block, rows) in enumerate(bursts):
+            frames = ring[turn % len(ring), : len(rows)]
+            sequence = block * layout.n + rows.start
+            columns = layout.columns_in(block)
+            write_headers(frames, int(FrameType.TILE), 1, 0, sequence, rows.start, block, 0, columns)
+            accumulator.feed(0, frames, checks.accept(frames))
+
+    return _rate(_payload_of(bursts), accumulate)
+
+
+def _queue_rate() -> float:
+    """Two processes, bursts handed over without being touched."""
+    link = ShmLink.create(_BURST, _RING)
+    bursts = 20_000
+    child = multiprocessing.get_context("fork").Process(target=_send_untouched, args=(link, bursts))
+    child.start()
+    end = ShmReceiver(link.ring, link.receiver_bell, _BURST, _RING, "the sender")
+    start = time.perf_counter()
+    for _ in range(bursts):
+        while end.receive() is None:
+            wait_for_any([end], 1.0)
+        end.release()
+    seconds = time.perf_counter() - start
+    child.join()
+    end.close()
+    os.close(link.sender_bell)
+    return bursts * _BURST * PAYLOAD_BYTES / seconds
+
+
+def _send_untouched(link: ShmLink, bursts: int) -> None:
+    end = ShmSender(link.ring, link.sender_bell, _BURST, _RING, "the receiver")
+    for _ in range(bursts):
+        while end.acquire() is None:
+            wait_for_any([end], 1.0)
+        end.commit(_BURST)
+
+
+def _run(**sections: dict[str, Any]) -> RunResult:
+    with tempfile.TemporaryDirectory() as folder:
+        result = run_here(make_config(sections), Path(folder) / "run", False, SilentDisplay())
+        timings = (result.directory / "timings.jsonl").read_text().splitlines()
+        result.summary["timings"] = [json.loads(line) for line in timings]
+        return result
+
+
+def _pipelines(n: int, stages: dict[str, float]) -> Figures:
+    print(f"\n  {'pipeline, three processes':44} {'GB/s':>8} {'of its slowest stage':>22}")
+    figures: Figures = {}
+    for source in ("random", "mattis"):
+        for replicas in (1, 8, 32):
+            result = _run(
+                problem={"source": source, "n": n, "seed": 42},
+                solver={"replicas": replicas, "updates": 6, "seed": 42},
+            )
+            seconds = statistics.median(timing["total_s"] for timing in result.summary["timings"][1:])
+            rate = Layout(n, replicas, 1).payload_per_pass / seconds
+            slowest = min(stages[f"synthesis, {source}"], stages[f"check and accumulation, B = {replicas}"])
+            name = f"{source}, B = {replicas}"
+            figures[name] = {"rate": rate, "of_slowest_stage": rate / slowest}
+            print(f"  {name:44} {rate / 1e9:8.2f} {rate / slowest:22.0%}")
+    return figures
+
+
+def _between_passes() -> Figures:
+    """A pass at n = 2000, where the boundary is most of it."""
+    print(f"\n  {'one iteration at n = 2000, ms':44} {'receive':>8} {'drain':>8} {'update':>8} {'whole':>8}")
+    figures: Figures = {}
+    for replicas in (8, 32):
+        result = _run(
+            problem={"source": "random", "n": 2000, "seed": 42},
+            solver={"replicas": replicas, "updates": 500, "seed": 42},
+        )
+        keys = ("receive_s", "drain_s", "update_s", "total_s")
+        timings = result.summary["timings"][1:]
+        median = {key: statistics.median(timing[key] for timing in timings) for key in keys}
+        figures[f"B = {replicas}"] = median
+        print(f"  {f'B = {replicas}':44} " + " ".join(f"{1000 * median[key]:8.3f}" for key in keys))
+    return figures
+
+
+def _one_step() -> Figures:
+    """A step of dSB at n = 32,256, B = 8, against what a user would reach for instead."""
+    n, replicas = 32_256, 8
+    result = _run(
+        problem={"source": "random", "n": n, "seed": 42},
+        solver={"replicas": replicas, "updates": 20, "seed": 42},
+    )
+    ours = statistics.median(timing["total_s"] for timing in result.summary["timings"][1:])
+    figures: Figures = {"streamdsb_s": ours}
+    print(f"\n  {'one step, n = 32,256, B = 8':44} {'ms':>8} {'against streamdsb':>22}")
+    print(f"  {'streamdsb, the matrix made anew each pass':44} {1000 * ours:8.1f}")
+    for name, seconds in _alternatives(n, replicas):
+        figures[name] = seconds
+        print(f"  {name:44} {1000 * seconds:8.1f} {seconds / ours:21.1f}x")
+    return figures
+
+
+def _alternatives(n: int, replicas: int) -> Iterator[tuple[str, float]]:
+    generator = np.random.default_rng(0)
+    couplings = generator.choice(np.array([-1, 1], np.float32), (n, n))
+    signs = generator.choice(np.array([-1, 1], np.float32), (n, replicas))
+    yield f"float32 matrix product, numpy {np.__version__}", 1 / _rate(1, lambda: _discard(couplings @ signs))
+    try:
+        import simulated_bifurcation
+        import torch
+    except ImportError:
+        print("  (the simulated-bifurcation package is not installed)")
+        return
+    model = simulated_bifurcation.models.Ising(torch.from_numpy(couplings), dtype=torch.float32)
+    steps = 20
+
+    def solve() -> None:
+        model.minimize(agents=replicas, max_steps=steps, mode="discrete", early_stopping=False, verbose=False)
+
+    seconds = 1 / _rate(1, solve)
+    yield f"simulated-bifurcation {version('simulated-bifurcation')}, {platform.machine()}", seconds / steps
+
+
+def _discard(value: object) -> None:
+    """Keep a result from being optimized away or shown."""
