@@ -219,13 +219,31 @@ def _sentence(error: ValidationError, values: Mapping[str, Any]) -> str:
     location = [str(part) for part in first["loc"]]
     key = ".".join(location) or "configuration"
     if first["type"] == "extra_forbidden":
-        return f"unknown key {key}; valid keys here: {', '.join(_valid_keys(location[:-1]))}"
+        return f"unknown key {key}; valid keys here: {', '.join(_section(location[:-1]).model_fields)}"
     if first["type"] == "missing":
         return f"the key {key} is missing"
     if first["type"] == "value_error":
         return f"{key}: {first['ctx']['error']}"
-    allowed = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
-    return f"{key} is {_shown(first['input'])}, but it {allowed}"
+    allowed = _allowed_range(location) or first["msg"].removeprefix("Input should be ")
+    return f"{key} is {_shown(first['input'])}, but it should be {allowed}"
+
+
+def _allowed_range(location: list[str]) -> str | None:
+    """The limits of a number, in words; None for what is not a number with two limits."""
+    try:
+        field = _section(location[:-1]).model_fields[location[-1]]
+    except (KeyError, IndexError, AttributeError):
+        return None
+    limits = [limit for item in field.metadata for limit in getattr(item, "metadata", [item])]
+    low = next((limit.ge for limit in limits if hasattr(limit, "ge")), None)
+    above = next((limit.gt for limit in limits if hasattr(limit, "gt")), None)
+    high = next((limit.le for limit in limits if hasattr(limit, "le")), None)
+    kind = "an integer" if "int" in str(field.annotation) else "a number"
+    if low is not None and high is not None:
+        return f"{kind} from {low} to {high}"
+    if above is not None:
+        return f"{kind} above {above}" + ("" if high is None else f" and up to {high}")
+    return None
 
 
 def _shown(value: Any) -> str:
@@ -236,8 +254,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _valid_keys(section: list[str]) -> list[str]:
+def _section(names: list[str]) -> Any:
     model: Any = Config
-    for name in section:
+    for name in names:
         model = model.model_fields[name].annotation
-    return list(model.model_fields)
+    return model
