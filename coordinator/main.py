@@ -121,6 +121,7 @@ def _lead(
             except StreamdsbError as error:
                 display.close()
                 _write_failure(engine, field_values, started, error, directory)
+                display.say(f"{len(engine.outcome.energies):,} whole passes are recorded in {out}")
                 raise
             finally:
                 directory.close()
