@@ -1,0 +1,42 @@
+// The stream frame: 64 header bytes, then 4032 payload bytes (504 little-endian 64-bit words of one row).
+#pragma once
+#include "types.cuh"
+
+constexpr u32 FRAME_BYTES = 4096;
+constexpr u32 HEADER_BYTES = 64;
+constexpr u32 BLOCK_WORDS = 504;             // 64-bit words of couplings in a frame
+constexpr u32 BLOCK_COUPLINGS = 64 * BLOCK_WORDS;
+constexpr u32 GROUP_ROWS = 64;               // rows that share one hash word below the diagonal
+constexpr u32 FRAME_VERSION = 1;
+constexpr u32 TYPE_TILE = 1;
+constexpr u32 TYPE_PASS_END = 2;
+constexpr u32 FORMAT_PM1 = 1;
+
+struct Header {
+    u32 destination_low;
+    u16 destination_high;
+    u16 source_low;
+    u32 source_high;
+    u16 ethertype;  // big-endian
+    u8 version;
+    u8 type;
+    u32 run;
+    u32 pass;
+    u64 sequence;
+    u64 row;  // PASS_END: frames sent on the queue in the pass
+    u32 block;
+    u16 queue;
+    u16 format;
+    u32 couplings;
+    u32 checksum;
+    u64 timestamp;
+};
+static_assert(sizeof(Header) == HEADER_BYTES, "the header is 64 bytes");
+
+__device__ __forceinline__ u64 words_of(u64 couplings) { return (couplings + 63) / 64; }
+
+// Couplings of column block `block` that lie inside an n by n matrix.
+__device__ __forceinline__ u32 block_couplings(u64 n, u64 block) {
+    u64 left = n - block * BLOCK_COUPLINGS;
+    return left < BLOCK_COUPLINGS ? u32(left) : BLOCK_COUPLINGS;
+}
