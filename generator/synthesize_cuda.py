@@ -35,10 +35,15 @@ _JOB = np.dtype(
 )
 _CONTROL = np.dtype([("stop", "u8"), ("released", "u8"), ("sent", "u8", MAX_QUEUES), ("beat", "u8")])
 _STATE_BYTES = 4096
+_BLOCKED = 12
+"""Where this word of the kernel's State is."""
 
 
 class GenerateKernel:
-    """The resident generate kernel: sends `passes` passes from `first_pass` on, each once it is released."""
+    """The resident generate kernel: sends `passes` passes from `first_pass` on, each once it is released.
+
+    On a device that also runs the receive kernel, `shared_memory` is what that kernel asks for.
+    """
 
     def __init__(
         self,
@@ -50,10 +55,13 @@ class GenerateKernel:
         first_pass: int,
         passes: int,
         ring: PeerRing,
+        shared_memory: int | None = None,
     ) -> None:
         import cupy
 
         self._kernel = cuda.load("generate.cu", "generate", {"SOURCE": source})
+        if shared_memory is not None:
+            cuda.carve_out(self._kernel, shared_memory)
         self._state = cuda.zeros(_STATE_BYTES, np.uint8)
         self._control = cuda.mapped(_CONTROL)
         self._keep = ring
@@ -70,7 +78,7 @@ class GenerateKernel:
             job["share"][index] = (ring.queue(index), rows.start // GROUP_ROWS, groups[index])
         self._job = cuda.upload(job)
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._blocks = cuda.multiprocessors() + 1
+        self._blocks = cuda.multiprocessors()
         cuda.settle()
 
     def start(self) -> None:
@@ -91,6 +99,11 @@ class GenerateKernel:
     def ended(self) -> bool:
         """True once the kernel has ended; RunFailed if it ended with a fault."""
         return cuda.check_stream(self._stream, "the generate kernel")
+
+    @property
+    def blocked_cycles(self) -> int:
+        """Clock cycles that blocks waited for room, all together; known once the kernel has ended."""
+        return int(self._state.view(np.uint64)[_BLOCKED].get())
 
     def stop(self) -> None:
         """End the kernel, wherever it is, and wait for it."""
