@@ -1,0 +1,1 @@
+"""The request service: models stay resident, requests bring a new field, each is solved whole."""
