@@ -171,7 +171,8 @@ class CpuState:
         self.signs = np.zeros((layout.replicas, layout.bitmap_words), np.uint64)
         self._n = layout.n
         self._rows = rows
-        self._field = np.zeros(0, np.int32) if field is None else field[rows.start : rows.stop]
+        # a copy, because kernels take no read-only arrays, and what came over a connection is one
+        self._field = np.zeros(0, np.int32) if field is None else field[rows.start : rows.stop].copy()
         self._parts = [part for part in RowRange(0, len(rows)).split(threads) if len(part)]
         self._pool = ThreadPoolExecutor(len(self._parts), "update") if len(self._parts) > 1 else None
         keys = key_of(seed, Domain.INITIAL_POSITIONS), key_of(seed, Domain.INITIAL_MOMENTA)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ def _use_full_vector_width() -> None:
 
 
 _use_full_vector_width()
+
+_compiling = threading.Lock()
 
 inline = njit(inline="always")
 """A piece of a kernel."""
@@ -46,8 +49,10 @@ def compile_kernels(*kernels: Any) -> None:
     """Compile each kernel, or load it from numba's cache, for its own signature and no other.
 
     What NumPy calls contiguous depends on the shape too (a single row always is); without this, a kernel
-    would be compiled once more in the middle of a pass.
+    would be compiled once more in the middle of a pass.  May be called again, and from several threads.
     """
-    for dispatcher in kernels:
-        dispatcher.compile(dispatcher.streamdsb_signature)
-        dispatcher.disable_compile()
+    with _compiling:
+        for dispatcher in kernels:
+            dispatcher.disable_compile(False)
+            dispatcher.compile(dispatcher.streamdsb_signature)
+            dispatcher.disable_compile()

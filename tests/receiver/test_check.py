@@ -2,6 +2,7 @@
 
 import struct
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -178,10 +179,8 @@ def test_a_queue_without_rows() -> None:
     headers_of(frames)["row"][-1] = 0
     assert feed(check, frames) == []
     assert check.ended
-    assert (
-        check.fault() == "pass 5, queue 1: 0 of 0 frames were added, the sender counted 0 (14 misplaced)"
-        or (check.fault() is None)
-    )
+    assert check.fault() is None
+    assert counted(check) == {"MISPLACED": EXPECTED}
 
 
 # --- any mixture ----------------------------------------------------------------------------------
@@ -285,7 +284,7 @@ def test_any_frames_in_any_order(
             headers[name][index] = value
     cuts = data.draw(st.lists(st.integers(0, len(frames)), max_size=5))
     edges = [0, *sorted(cuts), len(frames)]
-    assert_like_the_model(frames, [b - a for a, b in zip(edges, edges[1:], strict=False)])
+    assert_like_the_model(frames, [b - a for a, b in pairwise(edges)])
 
 
 @settings(deadline=None, max_examples=200)

@@ -149,6 +149,7 @@ def test_fields_at_the_ends_of_their_range(threads: int) -> None:
     rng = np.random.default_rng(4)
     n = 200
     field = rng.choice(np.array([INT32.min, INT32.max, 0, 1, -1], np.int32), n)
+    field.flags.writeable = False  # as it is when it has come over a connection
     state = state_of(n, 3, field=field, threads=threads)
     sums = random_sums(state, rng)
     spins = spins_of(state)

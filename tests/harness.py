@@ -1,0 +1,209 @@
+"""Whole runs for tests: as threads of this process, where its boundary is not the point, or as the command.
+
+Either way everything is real: the queues and their handshakes, the control connections, both engines and the
+coordinator's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import generator.main
+import receiver.main
+from coordinator.engine import CoordinatorEngine, welcome
+from coordinator.peers import Peer, Peers
+from coordinator.progress import SilentDisplay
+from streamdsb.channel import Channel
+from streamdsb.config import Config, make_config
+from streamdsb.join import Origin
+from streamdsb.messages import Hello, Stop
+from streamdsb.queues.shm import ShmLink
+from streamdsb.run_directory import RECORDS, RunDirectory
+from streamdsb.worker import run_worker
+from validation import oracle
+
+RUN_ID = 0x1234_5678
+HANG_S = 60.0
+
+COMMAND = [str(Path(sys.executable).with_name("streamdsb"))]
+"""The command line as it is installed beside this Python."""
+
+
+def config_of(
+    source: str = "random",
+    n: int = 100,
+    *,
+    replicas: int = 3,
+    updates: int = 2,
+    seed: int = 42,
+    **sections: Any,
+) -> Config:
+    """A configuration whose problem and solver seeds are equal; `sections` such as stream={"queues": 2}."""
+    problem = {"source": source, "n": n, "seed": seed} | sections.pop("problem", {})
+    solver = {"replicas": replicas, "updates": updates, "seed": seed} | sections.pop("solver", {})
+    return make_config({"problem": problem, "solver": solver, **sections})
+
+
+# --- what a run should record ---------------------------------------------------------------------
+
+
+@cache
+def _couplings(source: str, n: int, seed: int) -> np.ndarray:
+    make = {"random": oracle.random_couplings, "mattis": oracle.mattis_couplings}[source]
+    return make(n, seed)
+
+
+def expected_records(config: Config, field: np.ndarray | None = None) -> str:
+    """The text of records.jsonl according to the oracle."""
+    problem, solver = config.problem, config.solver
+    records = _records(
+        problem.source,
+        config.n,
+        problem.seed,
+        solver.replicas,
+        solver.updates,
+        solver.seed,
+        solver.dt,
+        solver.xi,
+        None if field is None else tuple(field.tolist()),
+    )
+    if config.n > 10_000:
+        _couplings.cache_clear()  # a gigabyte
+    return records
+
+
+@cache
+def _records(
+    source: str,
+    n: int,
+    problem_seed: int,
+    replicas: int,
+    updates: int,
+    seed: int,
+    dt: float,
+    xi: float | None,
+    field: tuple[int, ...] | None,
+) -> str:
+    solution = oracle.solve(
+        _couplings(source, n, problem_seed),
+        replicas=replicas,
+        updates=updates,
+        seed=seed,
+        dt=dt,
+        xi=xi,
+        field=None if field is None else np.array(field, np.int32),
+    )
+    return "".join(record + "\n" for record in solution.records)
+
+
+# --- a run as threads -----------------------------------------------------------------------------
+
+
+def _origins(config: Config) -> Iterator[tuple[str, Origin, Channel]]:
+    """For each role, where it comes from and the coordinator's end of its control connection."""
+    stream = config.stream
+    links = (
+        [ShmLink.create(stream.burst_frames, stream.ring_bursts) for _ in range(stream.queues)]
+        if stream.transport == "shm"
+        else []
+    )
+    queues = {
+        "receiver": tuple((link.ring, link.receiver_bell) for link in links),
+        "generator": tuple((os.dup(link.ring), link.sender_bell) for link in links),
+    }
+    for role in ("receiver", "generator"):
+        ours, theirs = socket.socketpair()
+        origin = Origin(theirs, "the coordinator", "a token", "127.0.0.1", queues[role])
+        yield role, origin, Channel(ours, f"the {role}")
+
+
+@contextmanager
+def workers(config: Config, peers: Peers) -> Iterator[None]:
+    """A generator and a receiver as threads that have said hello to `peers`; they end with the context."""
+    work = {"receiver": receiver.main.work, "generator": generator.main.work}
+    futures: list[Future[int]] = []
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            for role, origin, channel in _origins(config):
+                futures.append(pool.submit(run_worker, origin, work[role]))
+                channel.set_timeout(HANG_S)
+                peers.add(Peer(channel.expect(Hello)[0], channel))
+            yield
+        finally:
+            # a worker that lost its coordinator without a Stop would end this whole process
+            peers.send(Stop(completed=False))
+            for future in futures:
+                future.result(HANG_S)
+            for peer in peers.members:
+                peer.channel.shutdown()
+
+
+def run_in_threads(config: Config, out: Path, field: np.ndarray | None = None) -> str:
+    """Run in this process and return the text of records.jsonl; raises what the coordinator raises."""
+    peers = Peers()
+    engine = CoordinatorEngine(config, peers, SilentDisplay())
+    with workers(config, peers):
+        for peer in peers.members:
+            welcome(peer.channel, config, RUN_ID)
+        engine.prepare(field)
+        directory = RunDirectory(out)
+        try:
+            engine.run_passes(directory)
+        finally:
+            directory.close()
+    return (out / RECORDS).read_text()
+
+
+# --- a run as processes ---------------------------------------------------------------------------
+
+
+def start_command(
+    *arguments: str | Path, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.Popen[str]:
+    """Start `streamdsb` with `arguments`; its standard output and error are pipes."""
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def run_command(
+    *arguments: str | Path, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> tuple[int, str, str]:
+    """Run `streamdsb` to its end: exit status, standard output, standard error."""
+    process = start_command(*arguments, environment=environment, cwd=cwd)
+    try:
+        out, err = process.communicate(timeout=HANG_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, out, err
+
+
+def written_config(folder: Path, config: Config) -> Path:
+    """The configuration as a file."""
+    path = folder / "run.yaml"
+    path.write_text(config.to_yaml())
+    return path
+
+
+def sentence_of(err: str) -> str:
+    """The one line of standard error in which the command says why it failed."""
+    lines: Sequence[str] = [line for line in err.splitlines() if line.startswith("streamdsb: ")]
+    assert len(lines) == 1, err
+    return lines[0]
