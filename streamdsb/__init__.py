@@ -13,15 +13,34 @@ from streamdsb.errors import RunFailed, StreamdsbError, UserError
 if TYPE_CHECKING:
     from streamdsb.api import run
     from streamdsb.packing import columns_of, pack_couplings
+    from streamdsb.service.quantize import quantize
+    from streamdsb.service.solve import solve, solve_qubo
 
-__all__ = ["RunFailed", "StreamdsbError", "UserError", "columns_of", "pack_couplings", "run"]
+__all__ = [
+    "RunFailed",
+    "StreamdsbError",
+    "UserError",
+    "columns_of",
+    "pack_couplings",
+    "quantize",
+    "run",
+    "solve",
+    "solve_qubo",
+]
 
 try:
     __version__ = version("streamdsb")
 except PackageNotFoundError:  # a source tree that is on the path without being installed
     __version__ = "0+unknown"
 
-_HOMES = {"run": "api", "columns_of": "packing", "pack_couplings": "packing"}
+_HOMES = {
+    "run": "api",
+    "columns_of": "packing",
+    "pack_couplings": "packing",
+    "quantize": "service.quantize",
+    "solve": "service.solve",
+    "solve_qubo": "service.solve",
+}
 
 
 def __getattr__(name: str) -> Any:
