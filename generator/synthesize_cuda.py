@@ -7,10 +7,11 @@ import time
 import numpy as np
 
 from streamdsb import cuda
+from streamdsb.control_words import ControlWords
 from streamdsb.errors import RunFailed
 from streamdsb.frame import ETHERTYPE
 from streamdsb.hashing import Domain, key_of
-from streamdsb.layout import GROUP_ROWS, MAX_QUEUES, Layout, RowRange, ceil_div
+from streamdsb.layout import GROUP_ROWS, MAX_QUEUES, PAYLOAD_BYTES, Layout, RowRange, ceil_div
 from streamdsb.queues.peer import PEER_QUEUE, PeerRing
 
 SOURCES = {"random": Domain.RANDOM_COUPLINGS, "mattis": Domain.MATTIS_SIGNS}
@@ -39,6 +40,21 @@ _BLOCKED = 12
 """Where this word of the kernel's State is."""
 
 
+def measure_rate(n: int, source: str, seed: int, ring: PeerRing) -> float:
+    """Payload bytes a second that the current device composes in the slots of `ring` alone."""
+    bursts = ring.queues * ring.places
+    groups = np.arange(bursts, dtype=np.uint64) % np.uint64(ceil_div(n, GROUP_ROWS))
+    arrays = [cuda.empty(bursts, np.uint64) for _ in range(2)]
+    arrays[0].set(groups)
+    arrays[1].set(np.zeros(bursts, np.uint64))
+    kernel = cuda.load("synthesize.cu", "synthesize", {"SOURCE": source})
+    key = key_of(seed, SOURCES[source])
+    arguments = (np.uint64(ring.slots), *arrays, np.uint64(bursts), np.uint64(n), key)
+    grid = (2 * cuda.multiprocessors(),)
+    seconds = cuda.event_seconds(lambda: kernel(grid, (_THREADS,), arguments), 5)
+    return bursts * GROUP_ROWS * PAYLOAD_BYTES / seconds
+
+
 class GenerateKernel:
     """The resident generate kernel: sends `passes` passes from `first_pass` on, each once it is released.
 
@@ -63,17 +79,20 @@ class GenerateKernel:
         if shared_memory is not None:
             cuda.carve_out(self._kernel, shared_memory)
         self._state = cuda.zeros(_STATE_BYTES, np.uint8)
-        self._control = cuda.mapped(_CONTROL)
+        self._control = ControlWords(_CONTROL)
         self._keep = ring
         self._queues = ring.queues
         job = np.zeros((), _JOB)
         job["n"], job["key"] = layout.n, key_of(seed, SOURCES[source])
         job["first_pass"], job["passes"], job["queues"] = first_pass, passes, ring.queues
+        self._sent_a_pass = [
+            ceil_div(len(rows), GROUP_ROWS) * layout.column_blocks + 1 for rows in queue_rows
+        ]
         groups = [ceil_div(len(rows), GROUP_ROWS) for rows in queue_rows]
         job["rounds"] = max(groups) * layout.column_blocks + 1
         job["run"] = run
         job["ethertype"] = int.from_bytes(ETHERTYPE.to_bytes(2, "big"), "little")
-        job["control"], job["state"] = cuda.address(self._control), self._state.data.ptr
+        job["control"], job["state"] = self._control.address, self._state.data.ptr
         for index, rows in enumerate(queue_rows):
             job["share"][index] = (ring.queue(index), rows.start // GROUP_ROWS, groups[index])
         self._job = cuda.upload(job)
@@ -94,6 +113,13 @@ class GenerateKernel:
     def sent(self) -> list[int]:
         """Bursts submitted on each queue since the start, PASS_END included."""
         return [int(count) for count in self._control["sent"][: self._queues]]
+
+    def wait_sent(self, passes: int) -> bool:
+        """Wait up to 0.1 s a queue until `passes` passes are sent since the start; whether they are."""
+        return all(
+            self._control.reached("sent", passes * bursts, queue)
+            for queue, bursts in enumerate(self._sent_a_pass)
+        )
 
     @property
     def ended(self) -> bool:

@@ -11,14 +11,21 @@ import numpy as np
 from receiver.check import Count
 from receiver.update_cuda import STATES, CudaState
 from streamdsb import cuda
+from streamdsb.control_words import ControlWords
 from streamdsb.errors import RunFailed, UserError
 from streamdsb.frame import ETHERTYPE
-from streamdsb.intrinsics import load_acquire
-from streamdsb.jit import compile_kernels, kernel
-from streamdsb.layout import HEADER_BYTES, MAX_QUEUES, Layout, RowRange
+from streamdsb.layout import (
+    BLOCK_COLUMNS,
+    GROUP_ROWS,
+    HEADER_BYTES,
+    MAX_CUDA_REPLICAS,
+    MAX_QUEUES,
+    PAYLOAD_BYTES,
+    Layout,
+    RowRange,
+)
 from streamdsb.queues.peer import BURST_FRAMES, PEER_QUEUE, PeerRing
 
-MAX_REPLICAS = 64
 _WORKERS = 256
 _THREADS = _WORKERS + 32
 _SHARE = np.dtype([("queue", PEER_QUEUE), ("first_row", "u8"), ("rows", "u8"), ("pending", "u8")])
@@ -44,37 +51,24 @@ _CONTROL = np.dtype(
         ("update", "u8"),
         ("moves", "u8"),
         ("decay", "u8"),
-        ("unused", "u8", 12),
+        ("signs", "u8"),
+        ("unused", "u8", 11),
         ("drained", "u8"),
         ("updated", "u8"),
         ("beat", "u8"),
-        ("energies", "i8", MAX_REPLICAS),
+        ("energies", "i8", MAX_CUDA_REPLICAS),
         ("ended", "u8", MAX_QUEUES),
         ("sent", "u8", MAX_QUEUES),
         ("counts", "u8", (MAX_QUEUES, len(Count))),
     ]
 )
-_WORD = {"drained": 16, "updated": 17}
-"""Where these words of _CONTROL are."""
 _STARVED = 5
 """Where this word of the kernel's State is."""
 
 _UNIT_BYTES = 64
 _HEADERS_BYTES = 8 * BURST_FRAMES * HEADER_BYTES
 _UPDATE_TIMEOUT_S = 30.0
-_LOOK_UP_S = 0.1
-_NAP_S = 50e-6
-_SPINS = 100_000
 _STATE_BYTES = 4096
-
-
-@kernel("boolean(uint64[::1], int64, uint64)")
-def _spin(words: np.ndarray, index: int, value: np.uint64) -> bool:
-    """Look at words[index] for some tens of microseconds; True once it is `value` or more."""
-    for _ in range(_SPINS):  # noqa: SIM110
-        if load_acquire(words, index) >= value:
-            return True
-    return False
 
 
 def ethertype_field() -> int:
@@ -106,6 +100,18 @@ def load_kernel(source: str, function: str, replicas: int, path: str, workers: i
     return kernel
 
 
+def measure_rate(replicas: int, ring: PeerRing) -> float:
+    """Payload bytes a second that the current device accumulates from the slots of `ring` alone."""
+    bursts = min(ring.queues * ring.places, BLOCK_COLUMNS // GROUP_ROWS)
+    signs = cuda.zeros((replicas, BLOCK_COLUMNS // 64), np.uint64)
+    counts = cuda.zeros((replicas, BLOCK_COLUMNS), np.int32)
+    kernel = load_kernel("accumulate.cu", "accumulate", replicas, accumulation_path(replicas))
+    arguments = (np.uint64(ring.slots), signs, counts, np.uint64(BLOCK_COLUMNS), np.uint64(bursts))
+    grid, shared = (2 * cuda.multiprocessors(),), sign_tile_bytes(replicas)
+    seconds = cuda.event_seconds(lambda: kernel(grid, (_WORKERS,), arguments, shared_mem=shared), 5)
+    return bursts * GROUP_ROWS * PAYLOAD_BYTES / seconds
+
+
 class ReceiveKernel:
     """The resident receive kernel of one receiver: checks frames, adds their mismatch counts to the state's.
 
@@ -124,9 +130,9 @@ class ReceiveKernel:
     ) -> None:
         import cupy
 
-        if not 1 <= layout.replicas <= MAX_REPLICAS:
+        if not 1 <= layout.replicas <= MAX_CUDA_REPLICAS:
             raise UserError(
-                f"solver.replicas: backend cuda takes 1 to {MAX_REPLICAS} replicas, not {layout.replicas}"
+                f"backend cuda takes solver.replicas from 1 to {MAX_CUDA_REPLICAS}, not {layout.replicas}"
             )
         path = path or accumulation_path(layout.replicas)
         self._kernel = load_kernel("receive.cu", "receive", layout.replicas, path)
@@ -137,11 +143,7 @@ class ReceiveKernel:
         self._units = cuda.zeros(units * _UNIT_BYTES, np.uint8)
         self._pending = cuda.zeros((ring.queues, ring.places), np.uint32)
         self._state = cuda.zeros(_STATE_BYTES, np.uint8)
-        self._control = cuda.mapped(_CONTROL)
-        self._words = self._control.reshape(1).view(np.uint64)
-        self._counts = self._control["counts"]
-        if not _spin.signatures:
-            compile_kernels(_spin)
+        self._control = ControlWords(_CONTROL)
         self._queues = ring.queues
         self._ring = ring
         self._dynamics = state.dynamics
@@ -150,7 +152,7 @@ class ReceiveKernel:
         job["states"], job["first_pass"], job["queues"] = state.pointers, first_pass, ring.queues
         job["ring_mask"], job["run"], job["ethertype"] = units - 1, run, ethertype_field()
         job["xi"], job["dt"] = state.dynamics.xi, state.dynamics.dt
-        job["ring"], job["control"] = self._units.data.ptr, cuda.address(self._control)
+        job["ring"], job["control"] = self._units.data.ptr, self._control.address
         job["state"] = self._state.data.ptr
         for index, part in enumerate(queue_rows):
             pending = self._pending[index].data.ptr
@@ -173,7 +175,8 @@ class ReceiveKernel:
     @property
     def counts(self) -> np.ndarray:
         """Frames by queue and `Count` since the start, int64 (queues, len(Count)); a copy."""
-        return self._counts[: self._queues].astype(np.int64)
+        counts: np.ndarray = self._control["counts"][: self._queues]
+        return counts.astype(np.int64)
 
     @property
     def sent(self) -> list[int]:
@@ -197,7 +200,8 @@ class ReceiveKernel:
         """
         moved = time.monotonic()
         accepted = 0
-        while not self._reached("drained", passes):
+        while not self._control.reached("drained", passes):
+            self.check()
             if tick is not None:
                 tick()
             now, before, accepted = time.monotonic(), accepted, int(self.counts[:, Count.ACCEPTED].sum())
@@ -206,31 +210,24 @@ class ReceiveKernel:
             elif now - moved > timeout:
                 raise RunFailed(f"no frame came for {timeout:g} s: {self.describe()}")
 
-    def finish_pass(self, k: int, passes: int) -> np.ndarray:
+    def finish_pass(self, k: int, passes: int, signs: np.ndarray) -> np.ndarray:
         """These rows' share of 2E, int64 (B,), from the counts of pass k; then update k, if there is one.
 
-        `passes` is how many passes, with this one, have been drained since the start.
+        `passes` is how many passes, with this one, have been drained since the start.  The update writes the
+        new sign bits of these rows into `signs`, uint64 (B, ceil(n / 64)) in pinned memory, too.
         """
         moves = k < self._dynamics.updates
         decay = self._dynamics.detuning(k) if moves else np.float32(0)
         self._control["moves"] = moves
         self._control["decay"] = int(decay.view(np.uint32))
+        self._control["signs"] = cuda.address(signs)
         self._control["update"] = passes
         deadline = time.monotonic() + _UPDATE_TIMEOUT_S
-        while not self._reached("updated", passes):
+        while not self._control.reached("updated", passes):
+            self.check()
             if time.monotonic() > deadline:
                 raise RunFailed(f"update {k} did not end within {_UPDATE_TIMEOUT_S:g} s")
         return np.array(self._control["energies"][: self._replicas])
-
-    def _reached(self, word: str, value: int) -> bool:
-        """Wait up to 0.1 s, without the interpreter's lock, for a word of the kernel's to reach `value`."""
-        deadline = time.monotonic() + _LOOK_UP_S
-        while not _spin(self._words, _WORD[word], np.uint64(value)):
-            if time.monotonic() > deadline:
-                self.check()
-                return False
-            time.sleep(_NAP_S)
-        return True
 
     def describe(self) -> str:
         """The counters, a queue at a time."""

@@ -14,7 +14,7 @@ STATES = np.dtype(
     [
         (name, "u8")
         for name in (
-            *("x", "y", "counts", "signs", "host_signs", "field"),
+            *("x", "y", "counts", "signs", "field"),
             *("n", "first_row", "rows", "sign_stride"),
         )
     ]
@@ -41,7 +41,7 @@ class CudaState:
         self.counts = cuda.empty(shape, np.int32)
         self.signs = cuda.zeros((layout.replicas, layout.bitmap_words), np.uint64)
         self.host_signs: np.ndarray = cupyx.zeros_pinned(self.signs.shape, np.uint64)
-        """The sign bitmaps as of the last update, kept up to date by the device."""
+        """The sign bitmaps on the host, uint64 (B, ceil(n / 64)), as they were initialised."""
         self._field = None
         if field is not None:
             self._field = cuda.empty(len(rows), np.int32)
@@ -72,7 +72,6 @@ class CudaState:
             ("field", self._field),
         ):
             states[name] = array.data.ptr if array is not None else 0
-        states["host_signs"] = cuda.address(self.host_signs)
         states["n"], states["first_row"], states["rows"] = layout.n, rows.start, len(rows)
         states["sign_stride"] = layout.bitmap_words
         return states

@@ -6,11 +6,13 @@ CuPy on a machine with a GPU (`load`), or by NVRTC alone on any machine (`compil
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
 import re
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -138,6 +140,38 @@ def multiprocessors() -> int:
     import cupy
 
     return int(cupy.cuda.Device().attributes["MultiProcessorCount"])
+
+
+def free_memory() -> int:
+    """Bytes of the current device's memory that are free."""
+    import cupy
+
+    return int(cupy.cuda.runtime.memGetInfo()[0])
+
+
+def pin(end: object) -> None:
+    """Page-lock the frames that a queue's end has as `memory`, if the system allows it."""
+    import cupy
+
+    memory = getattr(end, "memory", None)
+    if isinstance(memory, np.ndarray):
+        with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
+            cupy.cuda.runtime.hostRegister(address(memory), memory.nbytes, 0)
+
+
+def event_seconds(launch: Callable[[], object], repeats: int) -> float:
+    """Median seconds of `launch()` by device events, after two that warm up; not beside a resident kernel."""
+    import cupy
+
+    times = []
+    for _ in range(repeats + 2):
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record()
+        launch()
+        stop.record()
+        stop.synchronize()
+        times.append(cupy.cuda.get_elapsed_time(start, stop) / 1e3)
+    return statistics.median(times[2:])
 
 
 def clock_khz() -> int:

@@ -61,6 +61,17 @@ class Listening(_Message):
     port: int
 
 
+class DeviceRing(_Message):
+    """The receiver's rings in GPU memory: a CUDA IPC handle, and the address for the process that has it."""
+
+    type: Literal["device_ring"] = "device_ring"
+    memory: str
+    process: Natural
+    address: Natural
+    queues: Natural
+    places: Natural
+
+
 class Join(_Message):
     """First words on a data connection: which queue it is to carry, of which run and configuration."""
 
@@ -184,6 +195,7 @@ Message = Annotated[
     | Opened
     | Resolved
     | Listening
+    | DeviceRing
     | Join
     | Joined
     | Compiling

@@ -1,6 +1,6 @@
 """Rates on a GPU: accumulation and synthesis alone, the whole run, a table and JSON.
 
-    python -m validation.bench_cuda [--json FILE] [--only accumulate,synthesize,run]
+    python -m validation.bench_cuda [--json FILE] [--only accumulate,synthesize,run,peer]
 
 Stages alone are timed by device events around one launch over 4 GB of frames that the synthesis kernel
 filled; the whole run by the wall clock around passes, all boundary work (drain, energies, update, checksum,
@@ -10,26 +10,29 @@ record, release) included.  GB are 10^9 bytes of payload, padding included.  Num
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from generator.synthesize_cuda import SOURCES, GenerateKernel
 from receiver.accumulate_cuda import ReceiveKernel, load_kernel, shared_memory, sign_tile_bytes
-from receiver.update_cpu import Dynamics
+from receiver.update_cpu import Dynamics, checksum
 from receiver.update_cuda import CudaState
 from streamdsb import cuda
 from streamdsb.hashing import key_of
 from streamdsb.layout import PAYLOAD_BYTES, Layout, RowRange
 from streamdsb.queues.peer import PLACE_BYTES, PeerRing
+from streamdsb.run_directory import record_line
 
 RING_BYTES = 64 << 20
+PARTS = ("accumulate", "synthesize", "run", "peer")
 ACCUMULATE = [
     *((b, path, 256, blocks) for b in (1, 2, 3) for path in ("popc", "mma") for blocks in (2, 4)),
     *((b, "mma", 256, 2) for b in (8, 16, 32, 64)),
@@ -41,7 +44,10 @@ SEED = 42
 
 
 class Loop:
-    """Generator and receiver in one process on one device, without a coordinator: a run's inner loop."""
+    """Generator and receiver in one process, without a coordinator: a run's inner loop.
+
+    The receiver is on device 0, the generator on `generator_device`.
+    """
 
     def __init__(
         self,
@@ -52,57 +58,52 @@ class Loop:
         queues: int,
         ring_bytes: int = RING_BYTES,
         path: str | None = None,
+        generator_device: int = 0,
     ) -> None:
         self.layout = Layout(n, replicas, queues)
+        self._generator_device = generator_device
         rows, queue_rows = RowRange(0, n), self.layout.queue_rows
         xi = np.float32(0.5 / np.sqrt(np.float64(n)))
-        ring = PeerRing.allocate(queues, ring_bytes)
+        cuda.use_device(0)
+        self.ring = PeerRing.allocate(queues, ring_bytes)
         self.state = CudaState(self.layout, rows, Dynamics(updates, xi, np.float32(1.1)), SEED, None)
-        self.receiver = ReceiveKernel(self.layout, queue_rows, 1, 0, ring, self.state, path)
-        self.generator = GenerateKernel(
-            self.layout, queue_rows, source, SEED, 1, 0, updates + 1, ring, shared_memory(replicas)
-        )
+        self.receiver = ReceiveKernel(self.layout, queue_rows, 1, 0, self.ring, self.state, path)
+        beside = None if generator_device else shared_memory(replicas)
+        with self._on_generator_device():
+            self.generator = GenerateKernel(
+                self.layout, queue_rows, source, SEED, 1, 0, updates + 1, self.ring, beside
+            )
+
+    def _on_generator_device(self) -> Any:
+        import cupy
+
+        if self._generator_device:
+            with (
+                cupy.cuda.Device(self._generator_device),
+                contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError),
+            ):
+                cupy.cuda.runtime.deviceEnablePeerAccess(0)
+        return cupy.cuda.Device(self._generator_device)
 
     def __enter__(self) -> Loop:
         self.receiver.start()
-        self.generator.start()
+        with self._on_generator_device():
+            self.generator.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.generator.stop()
+        with self._on_generator_device():
+            self.generator.stop()
         self.receiver.stop()
 
     def record(self, k: int) -> str:
         """Pass k from its release to its line of records.jsonl."""
         self.generator.release(k + 1)
         self.receiver.wait_drained(k + 1, timeout=10)
-        energies = self.receiver.finish_pass(k, k + 1).tolist()
-        best = min(energies)
-        record = {
-            "pass": k,
-            "best_two_energy": best,
-            "best_replica": energies.index(best),
-            "two_energy": energies,
-            "checksum": xxhash.xxh64_hexdigest(self.state.host_signs.data),
-        }
-        return json.dumps(record, separators=(",", ":"))
-
-
-def event_seconds(launch: Any, repeats: int = 7) -> float:
-    """Median seconds of `launch()` by device events, after two that warm up."""
-    import cupy
-
-    times = []
-    for _ in range(repeats + 2):
-        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record()
-        launch()
-        stop.record()
-        stop.synchronize()
-        times.append(cupy.cuda.get_elapsed_time(start, stop) / 1e3)
-    return statistics.median(times[2:])
+        energies = [int(e) for e in self.receiver.finish_pass(k, k + 1, self.state.host_signs)]
+        return record_line(k, energies, checksum(self.state.host_signs))
 
 
 class Frames:
@@ -128,7 +129,7 @@ class Frames:
         n, tiles = np.uint64(self.N), np.uint64(self.bursts)
         arguments = (self.frames, cupy.asarray(groups), cupy.asarray(blocks), tiles, n, key)
         grid = (blocks_per_sm * cuda.multiprocessors(),)
-        return event_seconds(lambda: kernel(grid, (256,), arguments))
+        return cuda.event_seconds(lambda: kernel(grid, (256,), arguments), 7)
 
     def accumulate(self, replicas: int, path: str, workers: int, blocks_per_sm: int) -> float:
         """Seconds to accumulate all frames against `replicas` random sign tiles."""
@@ -141,10 +142,10 @@ class Frames:
         arguments = (self.frames, signs, counts, np.uint64(self.N), np.uint64(self.bursts))
         grid = (blocks_per_sm * cuda.multiprocessors(),)
         shared = sign_tile_bytes(replicas)
-        return event_seconds(lambda: kernel(grid, (workers,), arguments, shared_mem=shared))
+        return cuda.event_seconds(lambda: kernel(grid, (workers,), arguments, shared_mem=shared), 7)
 
 
-def bench_stages(results: list[dict[str, Any]], only: set[str]) -> None:
+def bench_stages(say: Callable[[str], None], results: list[dict[str, Any]], only: set[str]) -> None:
     import cupy
 
     frames = Frames()
@@ -154,13 +155,13 @@ def bench_stages(results: list[dict[str, Any]], only: set[str]) -> None:
         results.append(
             {"stage": stage, **what, "seconds": seconds, "gb_per_s": rate, "clock": "device events"}
         )
-        print(f"{stage:12} {' '.join(f'{k}={v}' for k, v in what.items()):45} {rate:8.0f} GB/s", flush=True)
+        say(f"{stage:12} {' '.join(f'{k}={v}' for k, v in what.items()):45} {rate:8.0f} GB/s")
 
     half = frames.frames.size // 2
-    copy = event_seconds(
-        lambda: cupy.copyto(frames.frames[: 15625 // 2], frames.frames[15625 // 2 : 15625 // 2 * 2])
+    copy = cuda.event_seconds(
+        lambda: cupy.copyto(frames.frames[: 15625 // 2], frames.frames[15625 // 2 : 15625 // 2 * 2]), 7
     )
-    print(f"copy ceiling {2 * half / copy / 1e9:.0f} GB/s read and written")
+    say(f"copy ceiling {2 * half / copy / 1e9:.0f} GB/s read and written")
     results.append({"stage": "copy", "gb_per_s": 2 * half / copy / 1e9, "clock": "device events"})
     frames.synthesize("mattis", "above", 2)
     if "synthesize" in only:
@@ -177,59 +178,83 @@ def bench_stages(results: list[dict[str, Any]], only: set[str]) -> None:
 
 
 def bench_run(
+    say: Callable[[str], None],
     results: list[dict[str, Any]],
     n: int,
     replicas: int,
     passes: int,
     queues: int,
-    source: str = "random",
     ring: int = RING_BYTES,
-) -> list[str]:
-    """Time `passes` whole passes of one run after one that warms up; returns its records."""
-    with Loop(n, replicas, passes, source, queues, ring) as loop:
-        records, times = [loop.record(0)], []
+    generator_device: int = 0,
+) -> None:
+    """Time `passes` whole passes of random couplings, after one that warms up."""
+    with Loop(n, replicas, passes, "random", queues, ring, generator_device=generator_device) as loop:
+        loop.record(0)
+        times = []
         for k in range(1, passes + 1):
             start = time.perf_counter()
-            records.append(loop.record(k))
+            loop.record(k)
             times.append(time.perf_counter() - start)
     cycles = sum(times) * 1e3 * cuda.clock_khz() * cuda.multiprocessors()
     starved, blocked = loop.receiver.starved_cycles / cycles, loop.generator.blocked_cycles / cycles
     seconds, payload = statistics.median(times), Layout(n, replicas, queues).payload_per_pass
-    what = {"source": source, "n": n, "B": replicas, "queues": queues, "ring_mib": ring >> 20}
+    what = {"gpus": 1 + generator_device, "n": n, "B": replicas, "queues": queues, "ring_mib": ring >> 20}
     rate = payload / seconds / 1e9
     results.append(
         {"stage": "run", **what, "passes": passes, "seconds": seconds, "gb_per_s": rate, "clock": "wall"}
     )
-    print(
-        f"run          {' '.join(f'{k}={v}' for k, v in what.items()):55} {1e3 * seconds:9.3f} ms a pass"
-        f" (least {1e3 * min(times):.3f}, most {1e3 * max(times):.3f}) {rate:7.0f} GB/s;"
-        f" workers starved {starved:.0%}, generator blocked {blocked:.0%}",
-        flush=True,
+    say(
+        f"run          {' '.join(f'{k}={v}' for k, v in what.items()):45} {1e3 * seconds:9.3f} ms a pass"
+        f" ({1e3 * min(times):.3f} to {1e3 * max(times):.3f}) {rate:5.0f} GB/s;"
+        f" workers starved {starved:.0%}, generator blocked {blocked:.0%}"
     )
-    return records
+
+
+def bench_peer(say: Callable[[str], None], results: list[dict[str, Any]]) -> None:
+    """Plain stores of a kernel on device 1 into device 0, then whole runs between the two."""
+    import cupy
+
+    target = cuda.empty(RING_BYTES, np.uint8)
+    with cupy.cuda.Device(1):
+        with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
+            cupy.cuda.runtime.deviceEnablePeerAccess(0)
+        kernel = cuda.load("store.cu", "store")
+        size, rounds, grid = np.uint64(RING_BYTES), np.uint64(64), (4 * cuda.multiprocessors(),)
+        seconds = cuda.event_seconds(lambda: kernel(grid, (512,), (target, size, rounds)), 5)
+    rate = RING_BYTES * 64 / seconds / 1e9
+    say(f"plain stores from one GPU into the other's memory, all bytes: {rate:.1f} GB/s")
+    results.append({"stage": "peer stores", "gb_per_s": rate, "clock": "device events"})
+    for queues in (1, 4, 8):
+        bench_run(say, results, 1_000_000, 8, 3, queues, generator_device=1)
+
+
+def measure(say: Callable[[str], None], only: Iterable[str] = PARTS) -> list[dict[str, Any]]:
+    """Measure the parts named in `only` on the current device; a line each to `say`."""
+    results: list[dict[str, Any]] = []
+    parts = set(only)
+    if parts & {"accumulate", "synthesize"}:
+        bench_stages(say, results, parts)
+    if "run" in parts:
+        for queues, ring in ((1, 64), (2, 64), (4, 64), (8, 64), (8, 48), (8, 32), (8, 128)):
+            bench_run(say, results, 1_000_000, 8, 5, queues, ring << 20)
+        for replicas in (1, 32):
+            bench_run(say, results, 1_000_000, replicas, 3, 8)
+        for n, passes in ((10_000, 200), (100_000, 50)):
+            bench_run(say, results, n, 8, passes, 4)
+            bench_run(say, results, n, 8, passes, 8)
+    if "peer" in parts and cuda.device_count() > 1:
+        bench_peer(say, results)
+    return results
 
 
 def main() -> None:
-    """Run the benchmark on the current device."""
+    """Run the benchmark on device 0; with a second GPU, also from that one to it."""
     parser = argparse.ArgumentParser(prog="python -m validation.bench_cuda", description=main.__doc__)
     parser.add_argument("--json", type=Path, help="write all numbers here")
-    parser.add_argument(
-        "--only", default="accumulate,synthesize,run", help="parts to run (default: %(default)s)"
-    )
+    parser.add_argument("--only", default=",".join(PARTS), help="parts to run (default: %(default)s)")
     given = parser.parse_args()
-    only: set[str] = set(given.only.split(","))
-    results: list[dict[str, Any]] = []
     cuda.use_device(0)
-    if only & {"accumulate", "synthesize"}:
-        bench_stages(results, only)
-    if "run" in only:
-        for queues, ring in ((1, 64), (4, 64), (8, 64), (8, 48), (8, 32)):
-            bench_run(results, 1_000_000, 8, 5, queues, ring=ring << 20)
-        for replicas in (1, 32):
-            bench_run(results, 1_000_000, replicas, 3, 8)
-        for n, passes in ((10_000, 200), (100_000, 50)):
-            bench_run(results, n, 8, passes, 4)
-            bench_run(results, n, 8, passes, 8)
+    results = measure(lambda line: print(line, flush=True), given.only.split(","))
     if given.json:
         given.json.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -20,7 +20,7 @@ enum Count : u32 { ACCEPTED, MISSING, DUPLICATE, MALFORMED, FOREIGN_RUN, WRONG_P
 
 struct Unit {          // consecutive rows of one column block, in consecutive slots; or rows to update
     u64 ticket;        // of the unit, plus 1; written last
-    u64 slot;
+    u64 slot;          // UPDATE: where the signs go on the host
     u64 burst;         // what the queue wants back with the slot
     u64 row;
     u64 rows;
@@ -41,10 +41,11 @@ struct Share {         // one queue and the rows it carries
 
 struct Control {       // host-mapped
     u64 stop;          // from the host
-    u64 update;        // passes whose update may be made; written after the next two
+    u64 update;        // passes whose update may be made; written after the next three
     u64 moves;
     u64 decay;         // the bits of c_k, a float32
-    u64 unused[12];
+    u64 signs;         // where the new sign bitmaps go on the host
+    u64 unused[11];
     u64 drained;       // to the host: passes received and accumulated to the end
     u64 updated;       // passes whose update was made; their energies are there
     u64 beat;          // counts on while the kernel lives
@@ -327,12 +328,14 @@ __device__ void publish_update(const Job& job) {
     u64 words = words_of(job.states.rows), most = 4 * gridDim.x;
     u64 share = (words + most - 1) / most, units = (words + share - 1) / share, first = 0;
     u64 moves = load_acquire_system(&job.control->moves), decay = load_acquire_system(&job.control->decay);
+    u64 signs = load_acquire_system(&job.control->signs);
     if (lane == 0) first = atomicAdd(&job.state->head, units);
     first = __shfl_sync(ALL_LANES, first, 0);
     for (u64 k = lane; k < units; k += WARP) {
         Unit* unit = job.ring + (first + k & job.ring_mask);
         unit->row = k * share * 64;
         unit->rows = (words - k * share < share ? words - k * share : share) * 64;
+        unit->slot = signs;
         unit->pass = u32(moves);
         unit->block = u32(decay);
         unit->queue = UPDATE;
@@ -425,7 +428,7 @@ __device__ void complete(const Job& job, const Unit& unit) {
 }
 
 __device__ void update_unit(const Job& job, const Unit& unit, u32 first, u32 replicas) {
-    Step step{unit.pass, job.xi, job.dt, __uint_as_float(unit.block)};
+    Step step{reinterpret_cast<u64*>(unit.slot), unit.pass, job.xi, job.dt, __uint_as_float(unit.block)};
     u64 word = unit.row / 64;
     update_words(job.states, step, word, word + unit.rows / 64, first, replicas, WORKER_WARPS, job.state->energies);
 }

@@ -38,5 +38,5 @@ update(const States* states, i64* energies, u32 replicas, u32 moves, float xi, f
     u64 words = words_of(states->rows), share = (words + gridDim.x - 1) / gridDim.x;
     u64 first = blockIdx.x * share, end = first + share < words ? first + share : words;
     if (first < end)
-        update_words(*states, Step{moves, xi, dt, decay}, first, end, 0, replicas, THREADS / WARP, energies);
+        update_words(*states, Step{nullptr, moves, xi, dt, decay}, first, end, 0, replicas, THREADS / WARP, energies);
 }

@@ -33,7 +33,6 @@ struct States {
     float* y;
     i32* counts;
     u64* signs;
-    u64* host_signs;   // a copy of the sign bitmaps in mapped host memory, or null
     const i32* field;  // of the local rows, or null
     u64 n;
     u64 first_row;
@@ -42,6 +41,7 @@ struct States {
 };
 
 struct Step {
+    u64* host_signs;  // where in mapped host memory the new sign bitmaps go too, or null
     u32 moves;      // 0: the last pass, which only evaluates
     float xi;
     float dt;
@@ -94,7 +94,7 @@ __device__ __forceinline__ i64 update_word(const States& s, const Step& step, u6
     if (step.moves && lane == 0) {
         u64 at = b * s.sign_stride + s.first_row / 64 + word, bits = u64(half[1]) << 32 | half[0];
         s.signs[at] = bits;
-        if (s.host_signs) s.host_signs[at] = bits;
+        if (step.host_signs) step.host_signs[at] = bits;
     }
     return energy;
 }

@@ -7,13 +7,17 @@ may be composed there next, so no burst is overwritten before it was read and no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import os
+import threading
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from streamdsb import cuda
+from streamdsb.errors import RunFailed
 from streamdsb.layout import FRAME_BYTES
+from streamdsb.messages import DeviceRing
 
 BURST_FRAMES = 64
 """Slots of a place: the frames of one 64-row group in one column block."""
@@ -24,34 +28,40 @@ PEER_QUEUE = np.dtype([(name, "u8") for name in ("frames", "ready", "credit", "p
 """struct PeerQueue of peer_queue.cuh."""
 
 
-@dataclass(frozen=True)
-class PeerHandle:
-    """What another process needs to write into a ring on this host."""
-
-    memory: bytes
-    offset: int
-    queues: int
-    places: int
-
-
 class PeerRing:
     """The rings of all queues in one piece of device memory: ready words, credit words, then the slots."""
 
-    def __init__(self, queues: int, places: int, base: int, keep: Any) -> None:
+    _here: ClassVar[WeakValueDictionary[int, PeerRing]] = WeakValueDictionary()
+    """Rings that this process allocated, by address: IPC does not open memory where it was allocated."""
+
+    def __init__(
+        self, queues: int, places: int, base: int, memory: Any, credit: np.ndarray | None = None
+    ) -> None:
         self.queues = queues
         self.places = places
+        self.host_credit = credit
+        """The credit words, uint64 (queues, places), where the host is the sender; else None."""
+        self.receiving = threading.Event()
+        """Set once the receive kernel runs, for a generator in the same process."""
         self._base = base
-        self._keep = keep
+        self._memory = memory
         self._words = queues * places
 
     @classmethod
-    def allocate(cls, queues: int, ring_bytes: int) -> PeerRing:
+    def allocate(cls, queues: int, ring_bytes: int, host_sends: bool = False) -> PeerRing:
         """Rings of `ring_bytes` in all, in whole places, on the current device, ready for burst 0."""
         places = max(ring_bytes // (queues * PLACE_BYTES), 2)
         memory = cuda.zeros(cls._control_bytes(queues, places) + queues * places * PLACE_BYTES, np.uint8)
-        ring = cls(queues, places, memory.data.ptr, memory)
         credit = np.tile(np.arange(places, dtype=np.uint64), queues)
+        host_credit = None
+        if host_sends:
+            import cupyx
+
+            host_credit = cupyx.zeros_pinned((queues, places), np.uint64)
+            host_credit.reshape(-1)[:] = credit
         memory[credit.nbytes : 2 * credit.nbytes].set(credit.view(np.uint8))
+        ring = cls(queues, places, memory.data.ptr, memory, host_credit)
+        cls._here[ring._base] = ring
         return ring
 
     @staticmethod
@@ -59,34 +69,62 @@ class PeerRing:
         return -(-2 * 8 * queues * places // FRAME_BYTES) * FRAME_BYTES
 
     @property
+    def is_here(self) -> bool:
+        """True if this process allocated the ring."""
+        return self._memory is not None
+
+    @property
     def nbytes(self) -> int:
         """Device memory of the ring."""
         return self._control_bytes(self.queues, self.places) + self._words * PLACE_BYTES
 
+    @property
+    def slots(self) -> int:
+        """The address of the first slot of queue 0; those of the other queues follow."""
+        return self._base + self._control_bytes(self.queues, self.places)
+
     def queue(self, index: int) -> tuple[int, int, int, int, int, int]:
         """The fields of PEER_QUEUE for one queue."""
-        words = self._base + 8 * self.places * index
-        slots = self._base + self._control_bytes(self.queues, self.places) + self.places * PLACE_BYTES * index
-        return slots, words, words + 8 * self._words, self.places, 0, 0
+        ready = self._base + 8 * self.places * index
+        credit = ready + 8 * self._words
+        if self.host_credit is not None:
+            credit = cuda.address(self.host_credit) + 8 * self.places * index
+        return self.slots + self.places * PLACE_BYTES * index, ready, credit, self.places, 0, 0
 
-    def export(self) -> PeerHandle:
-        """A handle with which another process on this host opens the ring."""
+    def export(self) -> DeviceRing:
+        """What another process on this host, or another thread of this one, opens the ring by."""
         import cupy
 
-        memory = cupy.cuda.runtime.ipcGetMemHandle(self._base)
-        return PeerHandle(bytes(memory), 0, self.queues, self.places)
+        memory = bytes(cupy.cuda.runtime.ipcGetMemHandle(self._base))
+        return DeviceRing(
+            memory=memory.hex(),
+            process=os.getpid(),
+            address=self._base,
+            queues=self.queues,
+            places=self.places,
+        )
 
     @classmethod
-    def open(cls, handle: PeerHandle) -> PeerRing:
-        """The ring that another process exported; its memory may be on another device."""
+    def open(cls, ring: DeviceRing) -> PeerRing:
+        """The ring that a process of this host exported; its memory may be on another device.
+
+        Raises RunFailed if the current device cannot reach it.
+        """
+        if ring.process == os.getpid():
+            return cls._here[ring.address]
         import cupy
 
-        base = cupy.cuda.runtime.ipcOpenMemHandle(handle.memory)
-        return cls(handle.queues, handle.places, base + handle.offset, None)
+        try:
+            base = cupy.cuda.runtime.ipcOpenMemHandle(bytes.fromhex(ring.memory))
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise RunFailed(
+                f"this GPU cannot write into the memory of the receiver's GPU: {error}"
+            ) from error
+        return cls(ring.queues, ring.places, base, None)
 
     def close(self) -> None:
-        """Give back what `open` mapped."""
+        """Unmap what `open` mapped; a ring of this process is freed with its last reference."""
         import cupy
 
-        if self._keep is None:
+        if not self.is_here:
             cupy.cuda.runtime.ipcCloseMemHandle(self._base)

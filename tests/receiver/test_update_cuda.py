@@ -52,7 +52,7 @@ def test_update_is_that_of_numpy(scale: float, field: bool) -> None:
         x, y = oracle.update(x, y, force, xi=0.01 * scale, decay=decay, dt=1.1)
         np.testing.assert_array_equal(state.positions.get().view(np.uint32), x.view(np.uint32))
         np.testing.assert_array_equal(state.momenta.get().view(np.uint32), y.view(np.uint32))
-        np.testing.assert_array_equal(state.host_signs, oracle.sign_bitmap(x))
+        np.testing.assert_array_equal(state.signs.get(), oracle.sign_bitmap(x))
         assert not state.counts.get().any()
 
 
@@ -61,4 +61,4 @@ def test_last_pass_only_evaluates() -> None:
     before = state.positions.get()
     state.update_alone(4)
     np.testing.assert_array_equal(state.positions.get(), before)
-    np.testing.assert_array_equal(state.host_signs, oracle.sign_bitmap(before))
+    np.testing.assert_array_equal(state.signs.get(), oracle.sign_bitmap(before))

@@ -14,6 +14,7 @@ VARIANTS = {
     "accumulate.cu": [{"REPLICAS": b, "PATH": path} for b in (1, 8, 33, 64) for path in ("mma", "popc")],
     "receive.cu": [{"REPLICAS": b, "PATH": path} for b in (1, 8, 33, 64) for path in ("mma", "popc")],
     "generate.cu": [{"SOURCE": source} for source in ("random", "mattis")],
+    "store.cu": [{}],
     "synthesize.cu": [{"SOURCE": source} for source in ("random", "mattis")],
     "update.cu": [{}],
 }
