@@ -22,6 +22,7 @@ from streamdsb.layout import PAYLOAD_BYTES
 from streamdsb.messages import (
     Begin,
     Compiling,
+    DeviceRing,
     Finish,
     Listening,
     Opened,
@@ -90,6 +91,9 @@ class CoordinatorEngine:
         )
         if self.config.stream.transport == "tcp":
             self._peers.send(self._await(Listening, "the receiver to listen", _START_TIMEOUT_S), "generator")
+        if self.config.stream.transport == "peer":
+            ring = self._await(DeviceRing, "the receiver to allocate its ring", _START_TIMEOUT_S)
+            self._peers.send(ring, "generator")
         ready = [
             self._await(Ready, "generator and receiver to compile", _START_TIMEOUT_S)
             for _ in self._peers.members

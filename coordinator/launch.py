@@ -28,10 +28,13 @@ def launch(config: Config, peers: Peers) -> None:
     token = secrets.token_hex(16)
     started: list[tuple[str, subprocess.Popen[bytes], Channel]] = []
     try:
-        for role in ("receiver", "generator"):
-            bells = [link.receiver_bell if role == "receiver" else link.sender_bell for link in links]
-            queues = [(link.ring, bell) for link, bell in zip(links, bells, strict=True)]
-            started.append((role, *_start(role, queues, token)))
+        if config.shares_process:
+            started += _start_pair(token)
+        else:
+            for role in ("receiver", "generator"):
+                bells = [link.receiver_bell if role == "receiver" else link.sender_bell for link in links]
+                queues = [(link.ring, bell) for link, bell in zip(links, bells, strict=True)]
+                started.append((role, *_start(role, queues, token)))
         # closed before anybody is waited for: a bell that we kept open would hide the death of an end
         _close(links)
         for role, process, channel in started:
@@ -67,21 +70,33 @@ def _start(role: str, queues: list[tuple[int, int]], token: str) -> tuple[subpro
     ours, theirs = socket.socketpair()
     with theirs:
         descriptors = [theirs.fileno(), *(descriptor for pair in queues for descriptor in pair)]
-        process = subprocess.Popen(
-            # -P: a receiver.py in the user's folder must not be taken for ours
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                role,
-                str(theirs.fileno()),
-                *(f"{ring}:{bell}" for ring, bell in queues),
-            ],
-            pass_fds=descriptors,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, TOKEN_VARIABLE: token},
-        )
+        arguments = [str(theirs.fileno()), *(f"{ring}:{bell}" for ring, bell in queues)]
+        process = _python(role, arguments, descriptors, token)
     return process, Channel(ours, f"the {role} (pid {process.pid})")
+
+
+def _start_pair(token: str) -> list[tuple[str, subprocess.Popen[bytes], Channel]]:
+    """A receiver and a generator in one process."""
+    pairs = {role: socket.socketpair() for role in ("receiver", "generator")}
+    descriptors = [theirs.fileno() for _, theirs in pairs.values()]
+    try:
+        process = _python("coordinator.pair", [str(fileno) for fileno in descriptors], descriptors, token)
+    finally:
+        for _, theirs in pairs.values():
+            theirs.close()
+    return [
+        (role, process, Channel(ours, f"the {role} (pid {process.pid})")) for role, (ours, _) in pairs.items()
+    ]
+
+
+def _python(module: str, arguments: list[str], descriptors: list[int], token: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        # -P: a receiver.py in the user's folder must not be taken for ours
+        [sys.executable, "-P", "-m", module, *arguments],
+        pass_fds=descriptors,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, TOKEN_VARIABLE: token},
+    )
 
 
 def _first_words(role: str, process: subprocess.Popen[bytes], channel: Channel) -> Hello:

@@ -6,10 +6,11 @@ from generator import symmetry, synthesize_cpu
 from generator.engine import GeneratorEngine
 from generator.source import open_source
 from streamdsb import frame
+from streamdsb.config import Config
 from streamdsb.jit import compile_kernels
 from streamdsb.join import Origin
 from streamdsb.links import connect_senders, shm_senders
-from streamdsb.messages import Compiling, Listening, Opened, Resolved
+from streamdsb.messages import Compiling, DeviceRing, Listening, Opened, Resolved
 from streamdsb.queues import FrameSender, shm
 from streamdsb.worker import Control, run_worker, say_hello
 
@@ -17,6 +18,9 @@ from streamdsb.worker import Control, run_worker, say_hello
 def work(origin: Origin, control: Control) -> None:
     """Be the generator of the run that `control` leads to, until it is over."""
     member = say_hello("generator", origin, control)
+    if member.config.generator.backend == "cuda":
+        _work_on_gpu(member.config, member.run, control)
+        return
     control.send(Compiling(what="synthesis and queues"))
     compile_kernels(*frame.KERNELS, *shm.KERNELS, *synthesize_cpu.KERNELS, *symmetry.KERNELS)
     source = open_source(member.config.problem)
@@ -29,6 +33,22 @@ def work(origin: Origin, control: Control) -> None:
         listening, _ = control.expect(Listening)
         senders = connect_senders(config, member.run, listening.host, listening.port, origin.token)
     GeneratorEngine(config, member.run, source, senders, control).run()
+
+
+def _work_on_gpu(config: Config, run: int, control: Control) -> None:
+    from generator.engine_cuda import CudaGeneratorEngine
+    from streamdsb import cuda
+    from streamdsb.queues.peer import PeerRing
+
+    control.send(Compiling(what="synthesis for the GPU"))
+    cuda.use_device(config.generator.device)
+    control.send(Opened(n=config.n))
+    control.expect(Resolved)
+    ring = PeerRing.open(control.expect(DeviceRing)[0])
+    try:
+        CudaGeneratorEngine(config, run, ring, control).run()
+    finally:
+        ring.close()
 
 
 def main(origin: Origin) -> int:

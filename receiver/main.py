@@ -7,6 +7,7 @@ import numpy as np
 from receiver import accumulate_cpu, check, update_cpu
 from receiver.engine import ReceiverEngine, require_memory
 from streamdsb import frame
+from streamdsb.config import Config
 from streamdsb.jit import compile_kernels
 from streamdsb.join import Origin
 from streamdsb.links import accept_receivers, listen, shm_receivers
@@ -18,22 +19,48 @@ from streamdsb.worker import Control, run_worker, say_hello
 def work(origin: Origin, control: Control) -> None:
     """Be the receiver of the run that `control` leads to, until it is over."""
     member = say_hello("receiver", origin, control)
-    control.send(Compiling(what="checks, accumulation, update and queues"))
-    compile_kernels(
-        *frame.KERNELS, *shm.KERNELS, *check.KERNELS, *accumulate_cpu.KERNELS, *update_cpu.KERNELS
-    )
+    on_gpu = member.config.receiver.backend == "cuda"
+    control.send(Compiling(what=f"checks, accumulation, update and queues{' for the GPU' if on_gpu else ''}"))
+    if not on_gpu:
+        compile_kernels(*frame.KERNELS, *check.KERNELS, *accumulate_cpu.KERNELS, *update_cpu.KERNELS)
+    if member.config.stream.transport == "shm":
+        compile_kernels(*shm.KERNELS)
     resolved, field_bytes = control.expect(Resolved)
     config = member.config.with_n(resolved.n)
-    require_memory(config)
-    receivers: list[FrameReceiver]
-    if config.stream.transport == "shm":
-        receivers = shm_receivers(config, origin.queues)
-    else:
-        with listen(origin.data_host, 0) as server:
-            control.send(Listening(host=origin.data_host, port=server.getsockname()[1]))
-            receivers = accept_receivers(config, member.run, server, origin.token)
     field = np.frombuffer(field_bytes, np.int32) if field_bytes else None
+    if on_gpu:
+        _work_on_gpu(config, member.run, field, origin, control)
+        return
+    require_memory(config)
+    receivers = _open_queues(config, member.run, origin, control)
     ReceiverEngine(config, member.run, field, receivers, control).run()
+
+
+def _open_queues(config: Config, run: int, origin: Origin, control: Control) -> list[FrameReceiver]:
+    if config.stream.transport == "shm":
+        return shm_receivers(config, origin.queues)
+    with listen(origin.data_host, 0) as server:
+        control.send(Listening(host=origin.data_host, port=server.getsockname()[1]))
+        return accept_receivers(config, run, server, origin.token)
+
+
+def _work_on_gpu(
+    config: Config, run: int, field: np.ndarray | None, origin: Origin, control: Control
+) -> None:
+    from receiver.engine_cuda import CudaReceiverEngine, require_device_memory
+    from streamdsb import cuda
+    from streamdsb.queues.peer import PeerRing
+
+    cuda.use_device(config.receiver.device)
+    require_device_memory(config)
+    on_host = config.stream.transport != "peer"
+    ring = PeerRing.allocate(config.stream.queues, config.stream.device_ring_mib << 20, host_sends=on_host)
+    receivers: list[FrameReceiver] = []
+    if on_host:
+        receivers = _open_queues(config, run, origin, control)
+    else:
+        control.send(ring.export())
+    CudaReceiverEngine(config, run, field, ring, receivers, control).run()
 
 
 def main(origin: Origin) -> int:

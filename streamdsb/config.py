@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from streamdsb.errors import UserError
-from streamdsb.layout import FRAME_BYTES, MAX_N, MAX_QUEUES, MAX_REPLICAS, Layout
+from streamdsb.layout import FRAME_BYTES, MAX_CUDA_REPLICAS, MAX_N, MAX_QUEUES, MAX_REPLICAS, Layout
 
 _SHOWN = 200
 """Characters of a wrong value that an error message shows."""
@@ -87,10 +87,15 @@ class Solver(_Section):
 class Stream(_Section):
     """How frames travel from the generator to the receiver."""
 
-    transport: Literal["shm", "tcp"] = "shm"
+    transport: Literal["shm", "tcp", "peer"] = Field(
+        default="shm", description="peer: from GPU to GPU, or inside one"
+    )
     queues: int = Field(default=2, ge=1, le=MAX_QUEUES)
     burst_frames: int = Field(default=256, ge=1, le=8192, description="multiples of 64 are fastest")
     ring_bursts: int = Field(default=4, ge=2, le=256, description="bursts a queue holds in shared memory")
+    device_ring_mib: int = Field(
+        default=64, ge=1, le=65536, description="frames that the receiver's GPU holds, all queues together"
+    )
     timeout_s: float = Field(default=60.0, gt=0, le=86400, description="longest time without any progress")
 
     @property
@@ -107,7 +112,8 @@ class Stream(_Section):
 class Process(_Section):
     """Where and how wide a generator or receiver computes."""
 
-    backend: Literal["cpu"] = "cpu"
+    backend: Literal["cpu", "cuda"] = "cpu"
+    device: int = Field(default=0, ge=0, le=1023, description="which GPU, for backend cuda")
     threads: Threads = 1
 
 
@@ -120,6 +126,30 @@ class Config(_Section):
     generator: Process = Process()
     receiver: Process = Process()
 
+    @model_validator(mode="after")
+    def _check_what_cuda_needs(self) -> Config:
+        peer = self.stream.transport == "peer"
+        if peer and (self.generator.backend, self.receiver.backend) != ("cuda", "cuda"):
+            raise ValueError(
+                "stream.transport peer needs generator.backend cuda and receiver.backend cuda, not"
+                f" {self.generator.backend} and {self.receiver.backend}"
+            )
+        if self.generator.backend == "cuda" and not peer:
+            raise ValueError(
+                f"generator.backend cuda needs stream.transport peer, not {self.stream.transport}"
+            )
+        if self.generator.backend == "cuda" and self.problem.source not in ("mattis", "random"):
+            raise ValueError(
+                "generator.backend cuda makes problem.source mattis or random, not"
+                f" {self.problem.source}; use generator.backend cpu with stream.transport shm"
+            )
+        if self.receiver.backend == "cuda" and self.solver.replicas > MAX_CUDA_REPLICAS:
+            raise ValueError(
+                f"receiver.backend cuda takes solver.replicas from 1 to {MAX_CUDA_REPLICAS}, not"
+                f" {self.solver.replicas}"
+            )
+        return self
+
     @property
     def n(self) -> int:
         """The number of spins; known once a file or class has been opened (see `with_n`)."""
@@ -129,6 +159,11 @@ class Config(_Section):
     def with_n(self, n: int) -> Config:
         """This configuration with problem.n filled in."""
         return self.model_copy(update={"problem": self.problem.model_copy(update={"n": n})})
+
+    @property
+    def shares_process(self) -> bool:
+        """True if generator and receiver share a GPU: two processes on one only take turns."""
+        return self.stream.transport == "peer" and self.generator.device == self.receiver.device
 
     @property
     def layout(self) -> Layout:
@@ -223,7 +258,7 @@ def _sentence(error: ValidationError, values: Mapping[str, Any]) -> str:
     if first["type"] == "missing":
         return f"the key {key} is missing"
     if first["type"] == "value_error":
-        return f"{key}: {first['ctx']['error']}"
+        return f"{key}: {first['ctx']['error']}" if location else str(first["ctx"]["error"])
     allowed = _allowed_range(location) or first["msg"].removeprefix("Input should be ")
     return f"{key} is {_shown(first['input'])}, but it should be {allowed}"
 

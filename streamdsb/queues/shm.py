@@ -163,6 +163,11 @@ class ShmSender(_ShmEnd):
 class ShmReceiver(_ShmEnd):
     """The receiver's end of a ring in shared memory."""
 
+    @property
+    def memory(self) -> np.ndarray:
+        """All of the ring, uint8, for a receiver that page-locks it."""
+        return np.frombuffer(self._memory, np.uint8)
+
     def receive(self) -> np.ndarray | None:
         if int(_read(self._control, _COMMITTED)) == self._done:
             return None
