@@ -1,0 +1,229 @@
+"""Everything that a GPU machine is asked to show, in one run: records equal to the CPU's, runs, rates.
+
+    python -m validation.gpu_check [--out FOLDER] [--parts records,runs,sanitizer,rates,large]
+
+records    the resident kernels against the hashes of the CPU backend's records.jsonl (references.json):
+           mattis and random, n = 1000 to 100,000, B = 1, 8, 32, 20 updates, 1, 4 and 8 queues; with a second
+           GPU, the same with the generator on that one
+runs       whole `streamdsb run`s, each beside its twin on the CPU: one GPU, a CPU generator before a GPU, and
+           two GPUs in two processes, if there are two
+sanitizer  compute-sanitizer, memcheck and racecheck, on a small run
+rates      validation.bench_cuda
+large      n = 10^7: a planted instance to its ground state, and random couplings
+
+The exit status is 0 if every check passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from streamdsb import cuda
+
+REFERENCES = Path(__file__).parent / "results" / "cuda" / "references.json"
+UPDATES = 20
+QUEUES = (1, 4, 8)
+
+
+class Log:
+    """Lines for the terminal and a file, and whether all checks passed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w")
+        self.passed = True
+
+    def say(self, line: str) -> None:
+        """Print and keep a line."""
+        print(line, flush=True)
+        self._file.write(line + "\n")
+        self._file.flush()
+
+    def check(self, what: str, passed: bool) -> None:
+        """Note a check."""
+        self.passed &= passed
+        self.say(f"{'ok  ' if passed else 'FAIL'} {what}")
+
+
+def digest(records: Iterable[str]) -> str:
+    """SHA-256 of records.jsonl with these lines."""
+    return hashlib.sha256("".join(line + "\n" for line in records).encode()).hexdigest()
+
+
+def describe_machine(log: Log) -> None:
+    """Machine, driver, versions, date and command."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    names = [runtime.getDeviceProperties(d)["name"].decode() for d in range(runtime.getDeviceCount())]
+    log.say(f"date     {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
+    log.say(f"machine  {platform.node()}, {platform.platform()}, {', '.join(names)}")
+    log.say(f"driver   {_driver()}, CUDA {runtime.driverGetVersion()}, NVRTC {cupy.cuda.nvrtc.getVersion()}")
+    log.say(f"versions Python {platform.python_version()}, CuPy {cupy.__version__}")
+    log.say(f"command  python -m validation.gpu_check {' '.join(sys.argv[1:])}")
+
+
+def _driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0]
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def check_records(log: Log, generator_device: int) -> None:
+    """The matrix of problems and queues against the references."""
+    from validation.bench_cuda import Loop
+
+    where = "one GPU" if generator_device == 0 else "two GPUs"
+    for case, expected in json.loads(REFERENCES.read_text()).items():
+        source, n, replicas = case.split("-")
+        for queues in QUEUES:
+            start = time.perf_counter()
+            with Loop(
+                int(n), int(replicas), UPDATES, source, queues, generator_device=generator_device
+            ) as loop:
+                got = digest(loop.record(k) for k in range(UPDATES + 1))
+            seconds = time.perf_counter() - start
+            what = f"records {where} {source} n={n} B={replicas} queues={queues} ({seconds:.2f} s)"
+            log.check(what, got == expected)
+
+
+RUNS: dict[str, list[str]] = {
+    "cpu": [],
+    "one GPU": [
+        "stream.transport=peer",
+        "generator.backend=cuda",
+        "receiver.backend=cuda",
+        "stream.queues=8",
+    ],
+    "CPU to GPU": ["receiver.backend=cuda", "generator.threads=4", "stream.queues=4"],
+    "CPU to GPU over TCP": ["receiver.backend=cuda", "stream.transport=tcp"],
+    "two GPUs": [
+        *("stream.transport=peer", "generator.backend=cuda", "receiver.backend=cuda"),
+        *("generator.device=1", "stream.queues=4"),
+    ],
+}
+"""Settings of whole runs."""
+
+
+def check_runs(log: Log, folder: Path) -> None:
+    """Whole runs, whose records have to be the same."""
+    for source, n, replicas in (("random", 33001, 8), ("mattis", 4097, 33)):
+        problem = [f"problem.source={source}", f"problem.n={n}", "problem.seed=42"]
+        solver = ["solver.seed=42", f"solver.replicas={replicas}", "solver.updates=20"]
+        expected = b""
+        for name, settings in RUNS.items():
+            if name == "two GPUs" and cuda.device_count() < 2:
+                continue
+            out = folder / f"run-{source}-{n}-{name.replace(' ', '-')}"
+            start = time.perf_counter()
+            status, error = run(out, [*problem, *solver, *settings])
+            records = (out / "records.jsonl").read_bytes() if status == 0 else b""
+            expected = expected or records
+            what = f"run {name} {source} n={n} B={replicas} ({time.perf_counter() - start:.1f} s)"
+            log.check(what, status == 0 and records == expected)
+            if status:
+                log.say(error)
+
+
+def run(out: Path, settings: list[str]) -> tuple[int, str]:
+    """`streamdsb run` with these settings: its exit status and the end of what it said."""
+    config = out.parent / "empty.yaml"
+    config.write_text("problem: {}\n")
+    program = "from streamdsb.cli import main; main()"
+    command = [sys.executable, "-P", "-c", program, "run", str(config), "--out", str(out), "--overwrite"]
+    for setting in settings:
+        command += ["--set", setting]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired as error:
+        return -1, f"no end after {error.timeout} s: {error.stderr!r}"
+    return done.returncode, (done.stdout + done.stderr)[-2000:]
+
+
+def check_sanitizer(log: Log) -> None:
+    """memcheck and racecheck on a small run of the resident kernels."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        log.say("skip sanitizer: compute-sanitizer is not installed")
+        return
+    code = (
+        "from validation.bench_cuda import Loop\n"
+        "for b, q in ((8, 2), (1, 1), (33, 1)):\n"
+        "    with Loop(1000, b, 2, 'random', q, ring_bytes=1 << 22) as loop:\n"
+        "        [loop.record(k) for k in range(3)]\n"
+    )
+    for check in ("memcheck", "racecheck"):
+        command = [tool, "--tool", check, "--error-exitcode", "9", sys.executable, "-c", code]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        except subprocess.TimeoutExpired:
+            log.check(f"sanitizer {check}: no end after 120 s", False)
+            continue
+        last = (done.stdout + done.stderr).strip().split("\n")[-1]
+        log.check(f"sanitizer {check}: {last}", done.returncode == 0)
+
+
+def check_large(log: Log) -> None:
+    """n = 10^7: the planted ground state after the first update, and seconds a pass."""
+    from validation.bench_cuda import RING_BYTES, Loop
+
+    n, replicas = 10_000_000, 8
+    for source, updates in (("mattis", 2), ("random", 1)):
+        before = cuda.free_memory()
+        with Loop(n, replicas, updates, source, 8, RING_BYTES) as loop:
+            used = before - cuda.free_memory()
+            for k in range(updates + 1):
+                start = time.perf_counter()
+                line = loop.record(k)
+                log.say(f"large {source} pass {k}: {time.perf_counter() - start:.3f} s {line}")
+                if source == "mattis" and k > 0:
+                    log.check(
+                        "every replica at 2E = -n (n - 1)",
+                        json.loads(line)["two_energy"] == [-n * (n - 1)] * replicas,
+                    )
+        log.say(f"large {source}: {used / 1e9:.3f} GB of device memory, ring included")
+        del loop
+
+
+def main() -> int:
+    """Run the parts asked for."""
+    parser = argparse.ArgumentParser(prog="python -m validation.gpu_check", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"))
+    parser.add_argument("--parts", default="records,runs,sanitizer,rates,large")
+    given = parser.parse_args()
+    parts = set(given.parts.split(","))
+    given.out.mkdir(parents=True, exist_ok=True)
+    log = Log(given.out / "gpu_check.log")
+    devices = cuda.device_count()
+    cuda.use_device(0)
+    describe_machine(log)
+    if "runs" in parts:
+        check_runs(log, given.out)
+    if "records" in parts:
+        for device in range(min(devices, 2)):
+            check_records(log, device)
+    if "large" in parts:
+        check_large(log)
+    if "rates" in parts:
+        from validation.bench_cuda import measure
+
+        (given.out / "rates.json").write_text(json.dumps(measure(log.say), indent=1) + "\n")
+    if "sanitizer" in parts:
+        check_sanitizer(log)
+    log.say("all checks passed" if log.passed else "some checks failed")
+    return 0 if log.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
