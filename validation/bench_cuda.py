@@ -59,6 +59,7 @@ class Loop:
         ring_bytes: int = RING_BYTES,
         path: str | None = None,
         generator_device: int = 0,
+        solver_seed: int = SEED,
     ) -> None:
         self.layout = Layout(n, replicas, queues)
         self._generator_device = generator_device
@@ -66,7 +67,7 @@ class Loop:
         xi = np.float32(0.5 / np.sqrt(np.float64(n)))
         cuda.use_device(0)
         self.ring = PeerRing.allocate(queues, ring_bytes)
-        self.state = CudaState(self.layout, rows, Dynamics(updates, xi, np.float32(1.1)), SEED, None)
+        self.state = CudaState(self.layout, rows, Dynamics(updates, xi, np.float32(1.1)), solver_seed, None)
         self.receiver = ReceiveKernel(self.layout, queue_rows, 1, 0, self.ring, self.state, path)
         beside = None if generator_device else shared_memory(replicas)
         with self._on_generator_device():
