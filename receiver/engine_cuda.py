@@ -1,30 +1,28 @@
-"""The receiver on a GPU: the twin of engine, around the resident receive kernel."""
+"""The receiver on a GPU: the twin of engine_cpu, around the resident receive kernel."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from receiver.accumulate_cuda import ReceiveKernel, measure_rate
 from receiver.check import Count
+from receiver.engine import ReceiverEngine
 from receiver.feed_cuda import HostFeed
-from receiver.update_cpu import Dynamics, checksum
+from receiver.update_cpu import Dynamics
 from receiver.update_cuda import CudaState
 from streamdsb import cuda
 from streamdsb.config import Config
 from streamdsb.errors import RunFailed, UserError
 from streamdsb.layout import RowRange
-from streamdsb.messages import Begin, Finish, PassReceived, Progress, Ready, Spins, Stop, Updated
 from streamdsb.queues import FrameReceiver
 from streamdsb.queues.peer import PeerRing
-from streamdsb.worker import Cancelled, Control, every
-
-_PROGRESS_S = 0.25
+from streamdsb.worker import Cancelled, Control
 
 
-class CudaReceiverEngine:
+class CudaReceiverEngine(ReceiverEngine):
     """Holds the state of all replicas on a GPU and serves the coordinator's passes from the ring.
 
     receivers: the queues of a generator that sends through the host, none if it writes the ring itself.
@@ -41,9 +39,7 @@ class CudaReceiverEngine:
     ) -> None:
         import cupyx
 
-        self._config = config
-        self._layout = config.layout
-        self._control = control
+        super().__init__(config, control)
         self._ring = ring
         dynamics = Dynamics(config.solver.updates, config.xi, np.float32(config.solver.dt))
         self._state = CudaState(self._layout, RowRange(0, config.n), dynamics, config.solver.seed, field)
@@ -51,72 +47,60 @@ class CudaReceiverEngine:
         self._feed = HostFeed(receivers, ring) if receivers else None
         self._signs = self._state.host_signs
         self._next_signs: np.ndarray = cupyx.zeros_pinned(self._signs.shape, np.uint64)
-        self._pass = 0
-        self._seen = self._kernel.counts
-        self._best = Spins(best_pass=0, best_replica=0, best_two_energy=2**62)
-        self._best_signs = self._signs[0].copy()
+        self._before = self._kernel.counts
+        self._after: np.ndarray | None = self._before
 
-    def run(self) -> None:
-        """Serve Begin and Finish until the coordinator says Stop, then hand over the spins."""
-        self._control.send(Ready(payload_per_second=measure_rate(self._layout.replicas, self._ring)))
-        every(_PROGRESS_S, self._report_progress)
-        message = self._control.next()
-        if isinstance(message, Begin):
-            # not before the first Begin: what the generator sets up on this device has to be done
-            self._kernel.start()
-            self._ring.receiving.set()
-        try:
-            while not isinstance(message, Stop):
-                if isinstance(message, Begin):
-                    self._receive_pass(message.pass_index)
-                elif isinstance(message, Finish):
-                    self._finish_pass(message)
-                else:
-                    raise RunFailed(f"the coordinator sent {type(message).__name__} in the middle of a run")
-                message = self._control.next()
-        finally:
-            self._kernel.stop()
-        if message.completed:
-            bitmaps = np.concatenate([self._best_signs[None], self._signs])
-            self._control.send(self._best, bitmaps.tobytes())
+    @property
+    def signs(self) -> np.ndarray:
+        return self._signs
 
-    def _counts(self) -> np.ndarray:
-        """Frames of this pass by queue and `Count`, int64 (queues, len(Count))."""
-        return self._kernel.counts - self._seen
+    def measure_rate(self) -> float:
+        return measure_rate(self._layout.replicas, self._ring)
 
-    def _report_progress(self) -> None:
-        accepted = int(self._counts()[:, Count.ACCEPTED].sum())
-        self._control.send(Progress(pass_index=self._pass, frames=max(accepted, 0)))
+    def start(self) -> None:
+        # not before the first pass: what the generator sets up on this device has to be done
+        self._kernel.start()
+        self._ring.receiving.set()
 
-    def _receive_pass(self, pass_index: int) -> None:
+    def stop(self) -> None:
+        self._kernel.stop()
+
+    def receive_pass(self, pass_index: int) -> tuple[float, float]:
         start = time.perf_counter()
-        self._pass = pass_index
         timeout_s = self._config.stream.timeout_s
+        if self._after is not None:
+            self._before, self._after = self._after, None
         if self._feed is not None:
             self._feed.forward_pass(timeout_s, self._look_up)
         self._kernel.wait_drained(pass_index + 1, timeout_s, self._look_up)
-        counts = self._counts()
-        self._require_complete(counts)
         # before the next pass is released, or frames of it may be counted already
-        self._seen = self._seen + counts
-        total = {reason: int(counts[:, reason].sum()) for reason in Count}
-        self._control.send(
-            PassReceived(
-                pass_index=pass_index,
-                frames=total[Count.ACCEPTED],
-                dropped=total[Count.MISSING],
-                duplicated=total[Count.DUPLICATE],
-                rejected={reason.name.lower(): total[reason] for reason in list(Count)[3:]},
-                receive_s=time.perf_counter() - start,
-                drain_s=0.0,
-            )
-        )
+        self._after = self._kernel.counts
+        self._require_complete()
+        return time.perf_counter() - start, 0.0
+
+    def count_frames(self) -> Mapping[Count, int]:
+        counts = self._count_by_queue().sum(axis=0)
+        return {reason: int(counts[reason]) for reason in Count}
+
+    def measure(self, pass_index: int) -> list[int]:
+        # the kernel makes the update in the same trip; its signs wait in _next_signs
+        two_energy = self._kernel.finish_pass(pass_index, pass_index + 1, self._next_signs)
+        return [int(energy) for energy in two_energy]
+
+    def advance(self, pass_index: int) -> None:
+        self._signs, self._next_signs = self._next_signs, self._signs
+
+    def _count_by_queue(self) -> np.ndarray:
+        """Frames of this pass by queue and `Count`, int64 (queues, len(Count))."""
+        until_now = self._kernel.counts if self._after is None else self._after
+        return until_now - self._before
 
     def _look_up(self) -> None:
         if self._control.cancelled.is_set():
             raise Cancelled
 
-    def _require_complete(self, counts: np.ndarray) -> None:
+    def _require_complete(self) -> None:
+        counts = self._count_by_queue()
         for queue, sent in enumerate(self._kernel.sent):
             accepted, expected = int(counts[queue, Count.ACCEPTED]), self._layout.frames_on(queue)
             if not accepted == sent == expected:
@@ -124,29 +108,6 @@ class CudaReceiverEngine:
                     f"pass {self._pass}, queue {queue}: {accepted} of {expected} frames were added, the"
                     f" sender counted {sent} ({self._kernel.describe()})"
                 )
-
-    def _finish_pass(self, finish: Finish) -> None:
-        start = time.perf_counter()
-        k = finish.pass_index
-        two_energy = self._kernel.finish_pass(k, k + 1, self._next_signs).tolist()
-        self._remember_best(k, two_energy)
-        if finish.advance:
-            self._signs, self._next_signs = self._next_signs, self._signs
-        self._control.send(
-            Updated(
-                pass_index=k,
-                two_energy=two_energy,
-                checksum=checksum(self._signs),
-                update_s=time.perf_counter() - start,
-            )
-        )
-
-    def _remember_best(self, pass_index: int, two_energy: list[int]) -> None:
-        lowest = min(two_energy)
-        if lowest < self._best.best_two_energy:
-            replica = two_energy.index(lowest)
-            self._best = Spins(best_pass=pass_index, best_replica=replica, best_two_energy=lowest)
-            self._best_signs[:] = self._signs[replica]
 
 
 def device_bytes(config: Config) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from receiver import accumulate_cpu, check, update_cpu
-from receiver.engine import ReceiverEngine, require_memory
+from receiver.engine_cpu import CpuReceiverEngine, require_memory
 from streamdsb import frame
 from streamdsb.config import Config
 from streamdsb.jit import compile_kernels
@@ -33,7 +33,7 @@ def work(origin: Origin, control: Control) -> None:
         return
     require_memory(config)
     receivers = _open_queues(config, member.run, origin, control)
-    ReceiverEngine(config, member.run, field, receivers, control).run()
+    CpuReceiverEngine(config, member.run, field, receivers, control).run()
 
 
 def _open_queues(config: Config, run: int, origin: Origin, control: Control) -> list[FrameReceiver]:
