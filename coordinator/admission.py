@@ -5,14 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import streamdsb
 from coordinator.peers import Peer, Peers, TurnedAway
 from coordinator.progress import Display
 from streamdsb.channel import Channel, prove_token
-from streamdsb.errors import StreamdsbError, UserError
+from streamdsb.errors import StreamdsbError
 from streamdsb.links import HANDSHAKE_TIMEOUT_S, listen
-from streamdsb.messages import PROTOCOL, Failed, Hello
+from streamdsb.messages import PROTOCOL, Hello
 
 _JOIN_TIMEOUT_S = 600.0
 _ROLES = ("generator", "receiver")
@@ -24,14 +25,20 @@ def admit_peers(peers: Peers, display: Display, host: str, port: int, token: str
     with listen(host, port) as server:
         display.say(f"listening on {host}:{server.getsockname()[1]}")
         threading.Thread(target=_open_doors, args=(server, token, peers), daemon=True).start()
-        while missing := [role for role in _ROLES if not peers.of_role(role)]:
-            waiting_for = f"a {' and a '.join(missing)} to join"
-            display.say(f"waiting for {waiting_for}")
-            peer, arrival, _ = peers.next(max(0.0, deadline - time.monotonic()), waiting_for)
-            if isinstance(arrival, TurnedAway):
-                display.say(f"turned away: {arrival.reason}")
-            elif isinstance(arrival, Hello) and peer is not None:
-                _admit(peer, peers, display)
+        peers.admits = True
+        try:
+            while missing := [role for role in _ROLES if not peers.of_role(role)]:
+                waiting_for = f"a {' and a '.join(missing)} to join"
+                display.say(f"waiting for {waiting_for}")
+                peer, arrival, _ = peers.next(max(0.0, deadline - time.monotonic()), waiting_for)
+                if isinstance(arrival, TurnedAway):
+                    display.say(f"turned away: {arrival.reason}")
+                elif isinstance(arrival, Hello) and peer is not None:
+                    _admit(peer, peers, display)
+        finally:
+            peers.admits = False
+            with suppress(OSError):  # closing alone would not wake the thread that accepts
+                server.shutdown(socket.SHUT_RDWR)
 
 
 def _admit(peer: Peer, peers: Peers, display: Display) -> None:
@@ -41,8 +48,7 @@ def _admit(peer: Peer, peers: Peers, display: Display) -> None:
         peers.add(peer)
     else:
         display.say(f"turned away: {refusal}")
-        peer.channel.send(Failed(message=refusal, exit_status=UserError.exit_status))
-        peer.channel.close()
+        peer.turn_away(refusal)
 
 
 def _refusal(hello: Hello, peers: Peers) -> str | None:

@@ -68,8 +68,9 @@ def coordinate(
             f"stream.transport is {config.stream.transport}, for the processes of one 'streamdsb run';"
             " processes started apart need tcp"
         )
-    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(16)
-    if TOKEN_VARIABLE not in os.environ:
+    given = os.environ.get(TOKEN_VARIABLE)
+    token = given or secrets.token_hex(16)
+    if not given:
         display.say(f"the others need this token: export {TOKEN_VARIABLE}={token}")
     return _lead(
         config, out, overwrite, display, lambda peers: admit_peers(peers, display, host, port, token)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -33,6 +34,12 @@ class Peer:
     @property
     def name(self) -> str:
         return f"the {self.hello.role} (pid {self.hello.pid} on {self.hello.host})"
+
+    def turn_away(self, reason: str) -> None:
+        """Tell it why it cannot take part, if it still listens, and close its channel."""
+        with suppress(PeerGone):
+            self.channel.send(Failed(message=reason, exit_status=UserError.exit_status))
+        self.channel.close()
 
     def obituary(self) -> str:
         """How it ended, as far as can be told."""
@@ -77,6 +84,8 @@ class Peers:
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self.members: list[Peer] = []
+        self.admits = False
+        """True while newcomers are heard; whoever comes later is sent away without a word to the others."""
 
     def add(self, peer: Peer) -> None:
         """Begin to listen to `peer`."""
@@ -110,13 +119,18 @@ class Peers:
 
     def next(self, timeout_s: float, waiting_for: str) -> tuple[Peer | None, BaseModel, bytes]:
         """The next message and who sent it; raises the failure of anybody, RunFailed after `timeout_s`."""
-        try:
-            event = self._events.get(timeout=timeout_s)
-        except queue.Empty:
-            raise RunFailed(f"waited {timeout_s:g} s for {waiting_for}") from None
-        if isinstance(event.message, StreamdsbError | Failed):
-            raise self._cause(event)
-        return event.peer, event.message, event.data
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise RunFailed(f"waited {timeout_s:g} s for {waiting_for}") from None
+            if isinstance(event.message, StreamdsbError | Failed):
+                raise self._cause(event)
+            if self.admits or not isinstance(event.message, Hello | TurnedAway):
+                return event.peer, event.message, event.data
+            if event.peer is not None:
+                event.peer.turn_away("the run has begun without this process")
 
     def _read(self, peer: Peer) -> None:
         try:

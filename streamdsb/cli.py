@@ -96,10 +96,11 @@ def coordinate(
 @_expect
 def generate(address: str, expect: Path | None) -> None:
     """Be the generator of a run: connect to its coordinator and make its couplings."""
-    from generator.main import main as work
+    from generator.main import work
     from streamdsb.join import remote_origin
+    from streamdsb.worker import serve
 
-    sys.exit(work(remote_origin(address, expected=expect)))
+    serve(remote_origin(address, expected=expect), work)
 
 
 @main.command()
@@ -108,10 +109,11 @@ def generate(address: str, expect: Path | None) -> None:
 @click.option("--data-host", help="Address the generator reaches this machine at, if not the obvious one.")
 def receive(address: str, expect: Path | None, data_host: str | None) -> None:
     """Be the receiver of a run: connect to its coordinator, hold the replicas and accumulate."""
-    from receiver.main import main as work
+    from receiver.main import work
     from streamdsb.join import remote_origin
+    from streamdsb.worker import serve
 
-    sys.exit(work(remote_origin(address, data_host, expect)))
+    serve(remote_origin(address, data_host, expect), work)
 
 
 @main.command()

@@ -45,6 +45,8 @@ class Control:
 
     def __init__(self, channel: Channel) -> None:
         self.cancelled = threading.Event()
+        self.end: Stop | StreamdsbError | None = None
+        """The coordinator's last word, or how it was lost."""
         self._channel = channel
         self._inbox: queue.SimpleQueue[tuple[BaseModel, bytes] | StreamdsbError] = queue.SimpleQueue()
         channel.set_timeout(None)
@@ -86,11 +88,13 @@ class Control:
             while True:
                 message, data = self._channel.receive()
                 if isinstance(message, Stop):
+                    self.end = message
                     self.cancelled.set()
                 self._inbox.put((message, data))
                 if isinstance(message, Stop):
                     return
         except StreamdsbError as error:
+            self.end = error
             self.cancelled.set()
             self._inbox.put(error)
             timer = threading.Timer(_LAST_RESORT_S, os._exit, (RunFailed.exit_status,))
@@ -192,16 +196,28 @@ def every(seconds: float, work: Callable[[], None]) -> None:
 
 
 def run_worker(origin: Origin, work: Callable[[Origin, Control], None]) -> int:
-    """Do `work` and report how it ended to the coordinator; the exit status."""
-    channel = Channel(origin.connection, origin.peer)
+    """`serve` for a process whose coordinator is the one to tell the user; the exit status."""
     try:
-        work(origin, Control(channel))
+        serve(origin, work)
+    except StreamdsbError as error:
+        return error.exit_status
+    return 0
+
+
+def serve(origin: Origin, work: Callable[[Origin, Control], None]) -> None:
+    """Do `work` and report how it ended to the coordinator; raises UserError or RunFailed if not well."""
+    channel = Channel(origin.connection, origin.peer)
+    control = Control(channel)
+    try:
+        work(origin, control)
+        if not (isinstance(control.end, Stop) and control.end.completed):
+            raise Cancelled
         channel.send(Farewell(peak_memory=peak_memory()))
-        return 0
+        return
     except Cancelled:
-        return 0
-    except PeerGone as error:
-        failure: StreamdsbError = error
+        if isinstance(control.end, StreamdsbError):
+            raise control.end from None
+        raise RunFailed(f"{origin.peer} has called the run off") from None
     except StreamdsbError as error:
         failure = error
     except KeyboardInterrupt:
@@ -212,7 +228,7 @@ def run_worker(origin: Origin, work: Callable[[Origin, Control], None]) -> int:
         _report(channel, RunFailed(f"unexpected {type(error).__name__}: {error}"))
         raise
     _report(channel, failure)
-    return failure.exit_status
+    raise failure
 
 
 def _report(channel: Channel, failure: StreamdsbError) -> None:
