@@ -40,6 +40,7 @@ class QueueFeeder:
         self._source = source
         self._group = np.zeros((GROUP_ROWS, BLOCK_WORDS), np.uint64)
         self._group_place = (-1, -1)
+        self._ended = True
         self.done = True
 
     def begin_pass(self, pass_index: int, symmetry: SymmetryCheck | None) -> None:
@@ -50,6 +51,7 @@ class QueueFeeder:
         self._block = 0
         self._row = self._rows.start
         self._group_place = (-1, -1)
+        self._ended = False
         self.done = False
 
     def step(self) -> bool:
@@ -57,12 +59,14 @@ class QueueFeeder:
         frames = self.sender.acquire()
         if frames is None:
             return False
-        if len(self._rows) and self._block < self._layout.column_blocks:
+        if self._ended:  # room for more means that nothing of PASS_END is kept back
+            self.done = True
+        elif len(self._rows) and self._block < self._layout.column_blocks:
             self.sender.commit(self._compose_tiles(frames))
         else:
             self._write_headers(frames[:1], FrameType.PASS_END, self._sequence, 0)
             self.sender.commit(1)
-            self.done = True
+            self._ended = True
         return True
 
     def _compose_tiles(self, frames: np.ndarray) -> int:

@@ -1,7 +1,7 @@
 """What a queue carries in a pass: every frame of its rows in order, as the couplings say, then PASS_END."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -138,3 +138,22 @@ def test_a_run_that_is_called_off_stops_sending() -> None:
         with pytest.raises(Cancelled):
             send_pass([feeder], HANG_S, cancelled)
         timer.join()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pass_that_is_sent_has_left_the_sender(kind: str) -> None:
+    """Nothing is kept back for want of room when nobody is going to ask the sender for more."""
+    for n in range(1, 200):
+        layout, source = Layout(n, 1, 1), RandomCouplings(n, 5)
+        with queue_of(kind, 1, 4) as pair, ThreadPoolExecutor(1) as pool:
+            feeder = QueueFeeder(0, RowRange(0, n), layout, RUN, source, pair.sender)
+            feeder.begin_pass(0, None)
+            sending = pool.submit(send_pass, [feeder], HANG_S, threading.Event())
+            wait([sending], 0.02)  # long enough for what the queue holds by itself
+            received = 0
+            while received < n + 1:
+                if (frames := pair.receiver.receive()) is not None:
+                    received += len(frames)
+                    pair.receiver.release()
+                else:
+                    assert wait_for_any([pair.receiver], 3.0), f"{received} of {n + 1} frames came"
