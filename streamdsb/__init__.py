@@ -13,10 +13,12 @@ from streamdsb.errors import RunFailed, StreamdsbError, UserError
 if TYPE_CHECKING:
     from streamdsb.api import run
     from streamdsb.packing import columns_of, pack_couplings
+    from streamdsb.service.client import Client
     from streamdsb.service.quantize import quantize
     from streamdsb.service.solve import solve, solve_qubo
 
 __all__ = [
+    "Client",
     "RunFailed",
     "StreamdsbError",
     "UserError",
@@ -34,6 +36,7 @@ except PackageNotFoundError:  # a source tree that is on the path without being 
     __version__ = "0+unknown"
 
 _HOMES = {
+    "Client": "service.client",
     "run": "api",
     "columns_of": "packing",
     "pack_couplings": "packing",

@@ -10,6 +10,7 @@ import click
 
 import streamdsb
 from streamdsb.errors import StreamdsbError
+from streamdsb.service.cli import request, serve
 
 
 class _Commands(click.Group):
@@ -176,6 +177,10 @@ def doctor() -> None:
     from streamdsb import doctor as doctors
 
     click.echo(doctors.report(doctors.examine()))
+
+
+main.add_command(serve)
+main.add_command(request)
 
 
 @main.group()

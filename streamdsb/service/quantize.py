@@ -22,7 +22,7 @@ COUPLING_MAX = 127
 
 @dataclass(frozen=True)
 class Quantized:
-    """Integer couplings int8 (n, n) and field int16 (n,), near scale * J and scale * h.
+    """Integer couplings int8 (n, n) and field int16 (n,) or (m, n), near scale * J and scale * h.
 
     The errors are the largest |J - couplings / scale| and |h - field / scale|, in the units of J and h.
     """
@@ -58,13 +58,15 @@ def _is_integral(values: np.ndarray, low: int, high: int) -> bool:
 
 
 def quantize(J: Any, h: Any = None) -> Quantized:  # noqa: N803
-    """Round J (n, n), symmetric with zero diagonal, to int8 and h (n,) to int16 with a common scale.
+    """Round J (n, n), symmetric with zero diagonal, to int8 and h to int16 with a common scale.
+
+    h is one field (n,), several (m, n), or None, which stands for zeros.
 
     The scale is the largest that fits both; integers that fit already are kept, with scale 1.
     """
     couplings = _square(J, "J")
     n = len(couplings)
-    field = np.zeros(n) if h is None else _floats(h, "h", (n,))
+    field = np.zeros(n) if h is None else _floats(h, "h", (*np.shape(h)[:-1][:1], n))
     if np.diagonal(couplings).any():
         raise UserError("J should have a zero diagonal; s_i s_i is 1, so the diagonal only shifts the energy")
     if not np.allclose(couplings, couplings.T, rtol=1e-9, atol=0):
@@ -83,7 +85,7 @@ def quantize(J: Any, h: Any = None) -> Quantized:  # noqa: N803
         rounded_field.astype(np.int16),
         scale,
         float(np.abs(couplings - rounded_couplings / scale).max()),
-        float(np.abs(field - rounded_field / scale).max()),
+        float(np.abs(field - rounded_field / scale).max(initial=0)),
     )
 
 

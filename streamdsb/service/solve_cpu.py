@@ -17,11 +17,13 @@ and few signs flip in an update. A flip of s_j adds or takes row j, which is col
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from streamdsb.hashing import A, hash_word, mix
 from streamdsb.intrinsics import row_of
-from streamdsb.jit import inline, kernel
+from streamdsb.jit import kernel
 from streamdsb.service.limits import MAX_PAIRS
+from streamdsb.service.native import copy, fill
 
 _PM1 = 1
 _TERNARY = 2
@@ -34,35 +36,37 @@ SCRATCH_BYTES = 2112 * 2112 + 32 * MAX_PAIRS
 """What one solve works in: couplings as int8 (n, whole lanes) of the largest model, and vectors."""
 
 
-@inline
+@njit(nogil=True)
 def _key(seed: np.uint64, domain: int) -> np.uint64:
     return mix(seed + np.uint64(domain + 1) * A)
 
 
-@inline
+@njit(nogil=True)
 def _initial_value(key: np.uint64, replica: int, row: int) -> np.float32:
     t = np.int64(hash_word(key, np.uint64(replica), np.uint64(row)) >> np.uint64(40))
     return np.float32(t - 8388608) * (np.float32(0.1) * np.float32(2.0**-23))
 
 
-@inline
+@njit(nogil=True)
 def _bit(words: np.ndarray, row: int, stride: int, column: int) -> np.int8:
     return np.int8((words[row * stride + column // 32] >> np.uint32(column % 32)) & np.uint32(1))
 
 
-@inline
+@njit(nogil=True)
 def _expand(form: int, n: int, packed: np.ndarray, rows: np.ndarray) -> None:
     """A packed model as int8 (n, lanes), zero beyond n."""
-    rows[:] = 0
     if form != _PM1 and form != _TERNARY:
         values = packed.view(np.int8)
         for i in range(n):
-            rows[i, :n] = values[i * n : i * n + n]
+            row = row_of(rows, i)
+            copy(row, 0, values, i * n, n)
+            fill(row, n, row.size, 0)
         return
     stride = (n + 31) // 32
     words = packed.view(np.uint32)
     for i in range(n):
         row = row_of(rows, i)
+        fill(row, n, row.size, 0)
         if form == _PM1:
             for j in range(n):
                 row[j] = np.int8(2) * _bit(words, i, stride, j) - np.int8(1)
@@ -72,7 +76,7 @@ def _expand(form: int, n: int, packed: np.ndarray, rows: np.ndarray) -> None:
                 row[j] = _bit(words, i, stride, j) - _bit(words, n + i, stride, j)
 
 
-@inline
+@njit(nogil=True)
 def _base(rows: np.ndarray, field: np.ndarray, base: np.ndarray) -> None:
     """What a + h is where all spins are -1: h_i - sum_j J_ij, int32."""
     for i in range(rows.shape[0]):
@@ -82,7 +86,7 @@ def _base(rows: np.ndarray, field: np.ndarray, base: np.ndarray) -> None:
         base[i] = (np.int32(field[i]) if field.size else np.int32(0)) - total
 
 
-@inline
+@njit(nogil=True)
 def _move(
     xi: np.float32,
     dt: np.float32,
@@ -106,7 +110,7 @@ def _move(
         y[i] = _ZERO if outside else momentum
 
 
-@inline
+@njit(nogil=True)
 def _flip(row: np.ndarray, up: bool, plus: np.ndarray) -> None:
     if up:
         for i in range(plus.size):
@@ -116,7 +120,7 @@ def _flip(row: np.ndarray, up: bool, plus: np.ndarray) -> None:
             plus[i] -= np.int32(row[i])
 
 
-@inline
+@njit(nogil=True)
 def _follow(rows: np.ndarray, x: np.ndarray, flips: np.ndarray, plus: np.ndarray) -> None:
     """Bring t up to date with the signs that turned."""
     eights = flips.view(np.uint64)
@@ -127,7 +131,7 @@ def _follow(rows: np.ndarray, x: np.ndarray, flips: np.ndarray, plus: np.ndarray
                     _flip(row_of(rows, j), x[j] > _ZERO, plus)
 
 
-@inline
+@njit(nogil=True)
 def _two_energy(base: np.ndarray, plus: np.ndarray, field: np.ndarray, x: np.ndarray) -> np.int64:
     total = np.int64(0)
     for i in range(x.size):
@@ -171,9 +175,9 @@ def solve(
     position_key, momentum_key = _key(seed, 2), _key(seed, 3)
     _expand(form, n, packed, rows)
     _base(rows, field, base)
-    flips[:] = 0
+    fill(flips, 0, lanes, 0)
     for replica in range(replicas):
-        plus[:] = 0
+        fill(plus, 0, n, 0)
         for i in range(n):
             x[i] = _initial_value(position_key, replica, i)
             y[i] = _initial_value(momentum_key, replica, i)
@@ -186,7 +190,7 @@ def solve(
         two_energy = _two_energy(base, plus, field, x)
         if replica == 0 or two_energy < answer[0]:
             answer[0], answer[1] = two_energy, replica
-            spins[: (n + 31) // 32] = 0
+            fill(spins, 0, (n + 31) // 32, 0)
             for i in range(n):
                 spins[i // 32] |= np.uint32(x[i] > _ZERO) << np.uint32(i % 32)
 

@@ -1,0 +1,348 @@
+"""The packet loop: datagrams in and out in batches, requests into one ring, replies out of the other.
+
+Compiled, one thread, no interpreter lock. The loop is the same for every kind of worker and socket.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from streamdsb.intrinsics import load_acquire, row_of, store_release
+from streamdsb.service.limits import FRAME_BYTES, HEADER_BYTES, MAX_PAIRS, MAX_UPDATES, RING_ITEMS
+from streamdsb.service.native import (
+    ADDRESS_BYTES,
+    address,
+    aim,
+    copy,
+    fill,
+    message_headers,
+    moved,
+    now_ns,
+    receive_some,
+    send_all,
+    signal,
+    take,
+    wait_readable,
+)
+from streamdsb.service.rings import (
+    ADDRESS_AT,
+    ADDRESS_SIZE_AT,
+    DRAINED,
+    DT_AT,
+    FINISHED_AT,
+    PLACE_AT,
+    PUBLISHED,
+    RECEIVED_AT,
+    RETURNING,
+    SIZE_AT,
+    STOP,
+    TICKET_AT,
+    WORK_BYTES,
+    XI_AT,
+    Rings,
+)
+from streamdsb.service.store import (
+    COMPLETE,
+    PINS,
+    N,
+    Store,
+    add_fragment,
+    find,
+    next_place,
+    use,
+)
+
+COUNTERS = (
+    "received",
+    "too_short",
+    "wrong_version",
+    "wrong_type",
+    "load_fragments",
+    "loads_refused",
+    "models_loaded",
+    "solves_accepted",
+    "unknown_model",
+    "wrong_n",
+    "out_of_range",
+    "malformed",
+    "overloaded",
+    "replies",
+    "send_refused",
+    "batches",
+)
+"""What the loop counts, in the order of `Loop.counters`; every frame that is not used has one of them."""
+
+_PLACE = {name: index for index, name in enumerate(COUNTERS)}
+_RECEIVED, _TOO_SHORT, _WRONG_VERSION = (_PLACE[name] for name in COUNTERS[:3])
+_WRONG_TYPE, _LOAD_FRAGMENTS, _LOADS_REFUSED, _MODELS_LOADED = (_PLACE[name] for name in COUNTERS[3:7])
+_ACCEPTED, _REPLIES, _SEND_REFUSED, _BATCHES = (
+    _PLACE[name] for name in ("solves_accepted", "replies", "send_refused", "batches")
+)
+_REFUSED = _PLACE["unknown_model"] - 1  # + status
+
+_VERSION = 1
+_LOAD, _LOAD_ACK, _SOLVE, _RESULT = 16, 17, 18, 19
+_OK, _UNKNOWN, _WRONG_N, _OUT_OF_RANGE, _MALFORMED, _OVERLOADED = range(6)
+
+BATCH = 64
+_SLACK = 2048  # an oversized datagram is seen to be one
+_IDLE_MS = 50
+
+
+class Loop(NamedTuple):
+    """What one packet loop works with: its socket's buffers, and its counters, int64 (16,)."""
+
+    incoming: np.ndarray
+    addresses: np.ndarray
+    in_headers: np.ndarray
+    in_vectors: np.ndarray
+    answers: np.ndarray
+    out_headers: np.ndarray
+    out_vectors: np.ndarray
+    occupied: np.ndarray
+    pending: np.ndarray
+    counters: np.ndarray
+
+
+def make_loop() -> Loop:
+    """The buffers of one packet loop."""
+    return Loop(
+        np.zeros((BATCH, _SLACK), np.uint8),
+        np.zeros((BATCH, ADDRESS_BYTES), np.uint8),
+        message_headers(BATCH),
+        np.zeros((BATCH, 2), np.uint64),
+        np.zeros((BATCH, HEADER_BYTES), np.uint8),
+        message_headers(BATCH),
+        np.zeros((BATCH, 2), np.uint64),
+        np.zeros(RING_ITEMS, np.uint8),
+        np.zeros(WORK_BYTES, np.uint8),
+        np.zeros(len(COUNTERS), np.int64),
+    )
+
+
+@njit(nogil=True)
+def _turn_around(reply: np.ndarray, frame: np.ndarray, raw: bool) -> None:
+    """The Ethernet part of a reply: back to the sender, or zero where there is none."""
+    if raw:
+        copy(reply, 0, frame, 6, 6)
+        copy(reply, 6, frame, 0, 6)
+        copy(reply, 12, frame, 12, 2)
+    else:
+        fill(reply, 0, 14, 0)
+
+
+@njit(nogil=True)
+def _answer(loop: Loop, i: int, frame: np.ndarray, kind: int, status: int, raw: bool) -> None:
+    """Put a reply without a solution, of type `kind`, into answer i."""
+    reply = row_of(loop.answers, i)
+    copy(reply, 14, frame, 14, 18)
+    fill(reply, 32, HEADER_BYTES, 0)
+    reply[15] = kind
+    if kind == _LOAD_ACK:
+        reply.view(np.uint32)[8] = status
+    else:
+        reply.view(np.uint16)[20] = status
+    _turn_around(reply, frame, raw)
+
+
+@njit(nogil=True)
+def _positive_or_zero(value: np.float32) -> bool:
+    return bool(value >= np.float32(0) and value < np.float32(np.inf))
+
+
+@njit(nogil=True)
+def _admit(loop: Loop, rings: Rings, store: Store, frame: np.ndarray, size: int, name: np.ndarray,
+           name_bytes: int, now: int, most: int) -> int:  # fmt: skip
+    """Put a SOLVE message into the work ring; returns the status, 0 if it is in."""
+    half, word, real = frame.view(np.uint16), frame.view(np.uint32), frame.view(np.float32)
+    n, replicas, flags, updates = np.int64(word[8]), np.int64(half[18]), half[19], np.int64(word[10])
+    xi, dt = real[11], real[12]
+    expected = HEADER_BYTES + (2 * n if flags & 1 else 0)
+    if size != expected or flags > 1:
+        return _MALFORMED
+    place = find(store, np.int64(word[4]), np.int64(word[5]))
+    if place < 0:
+        return _UNKNOWN
+    if n != store.table[place, N]:
+        return _WRONG_N
+    pairs = replicas * 32 * ((n + 31) // 32)
+    if replicas < 1 or pairs > MAX_PAIRS or updates < 1 or updates > MAX_UPDATES:
+        return _OUT_OF_RANGE
+    if not _positive_or_zero(xi) or not _positive_or_zero(dt):
+        return _OUT_OF_RANGE
+    ticket = rings.control[PUBLISHED]
+    slot = np.int64(ticket % np.uint64(RING_ITEMS))
+    if ticket - rings.control[DRAINED] >= np.uint64(most) or loop.occupied[slot]:
+        return _OVERLOADED
+    loop.occupied[slot] = 1
+    store.table[place, PINS] += 1
+    item = row_of(rings.work, slot)
+    copy(item, 0, frame, 0, size)
+    copy(item, ADDRESS_AT, name, 0, ADDRESS_BYTES)
+    item_word, item_real = item.view(np.uint32), item.view(np.float32)
+    item.view(np.uint64)[RECEIVED_AT // 8] = now
+    item_word[PLACE_AT // 4], item_word[ADDRESS_SIZE_AT // 4] = place, name_bytes
+    item_real[XI_AT // 4] = xi if xi > np.float32(0) else store.xi[place]
+    item_real[DT_AT // 4] = dt if dt > np.float32(0) else np.float32(1)
+    store_release(rings.work_sequence, slot, ticket + np.uint64(1))
+    rings.control[PUBLISHED] = ticket + 1
+    return _OK
+
+
+@njit(nogil=True)
+def _load(
+    loop: Loop, rings: Rings, store: Store, frame: np.ndarray, size: int, now: int, uploads: bool
+) -> int:
+    """Take in a LOAD message; returns the status to answer, or less than 0 for no answer now."""
+    loop.counters[_LOAD_FRAGMENTS] += 1
+    if rings.control[RETURNING]:
+        return _OVERLOADED  # one upload at a time
+    status = add_fragment(store, frame, size, now)
+    if status == COMPLETE:
+        loop.counters[_MODELS_LOADED] += 1
+        place = next_place(store, np.int64(frame.view(np.uint32)[4]))
+        if uploads:
+            rings.control[RETURNING] = place + 1
+            return COMPLETE
+        use(store, place)
+        return _OK
+    if status > 0:
+        loop.counters[_LOADS_REFUSED] += 1
+    return status
+
+
+@njit(nogil=True)
+def _take_in(loop: Loop, rings: Rings, store: Store, i: int, out: int, now: int, most: int, raw: bool,
+             uploads: bool) -> int:  # fmt: skip
+    """Look at message i of a batch, answering it in answer `out` or not; returns the number of answers."""
+    frame, name = row_of(loop.incoming, i), row_of(loop.addresses, i)
+    size, name_bytes = moved(loop.in_headers, i)
+    if size < HEADER_BYTES:
+        loop.counters[_TOO_SHORT] += 1
+        return out
+    if frame[14] != _VERSION:
+        loop.counters[_WRONG_VERSION] += 1
+        return out
+    kind = frame[15]
+    if kind in (_LOAD_ACK, _RESULT):  # an answer to an answer could go round for ever
+        loop.counters[_WRONG_TYPE] += 1
+        return out
+    if kind == _LOAD:
+        status = _load(loop, rings, store, frame, size, now, uploads)
+        if status == COMPLETE:
+            copy(loop.pending, 0, frame, 0, FRAME_BYTES)
+            copy(loop.pending, ADDRESS_AT, name, 0, ADDRESS_BYTES)
+            loop.pending.view(np.uint32)[ADDRESS_SIZE_AT // 4] = name_bytes
+        if status < 0:
+            return out
+        _answer(loop, out, frame, _LOAD_ACK, status, raw)
+    else:
+        status = _MALFORMED
+        if kind == _SOLVE:
+            status = _admit(loop, rings, store, frame, size, name, name_bytes, now, most)
+        else:
+            loop.counters[_WRONG_TYPE] += 1
+        if status == _OK:
+            loop.counters[_ACCEPTED] += 1
+            return out
+        if kind == _SOLVE:
+            loop.counters[_REFUSED + status] += 1
+        _answer(loop, out, frame, _RESULT, status, raw)
+    aim(loop.out_headers, loop.out_vectors, out, address(row_of(loop.answers, out)), HEADER_BYTES,
+        address(name), name_bytes)  # fmt: skip
+    return out + 1
+
+
+@njit(nogil=True)
+def _drain(fd: int, loop: Loop, rings: Rings, store: Store, time: np.ndarray, raw: bool) -> int:
+    """Send the replies that are ready, at most a batch; returns their number."""
+    first, count = rings.control[DRAINED], 0
+    now = np.int64(0)
+    while count < BATCH:
+        turn = first + np.uint64(count)
+        place = np.int64(turn % np.uint64(RING_ITEMS))
+        if load_acquire(rings.reply_sequence, place) != turn + np.uint64(1):
+            break
+        if count == 0:
+            now = now_ns(time)
+        reply = row_of(rings.replies, place)
+        word, wide = reply.view(np.uint32), reply.view(np.uint64)
+        item = row_of(rings.work, np.int64(wide[TICKET_AT // 8] % np.uint64(RING_ITEMS)))
+        _turn_around(reply, item, raw)
+        if wide[FINISHED_AT // 8]:
+            word[14] = min(now - np.int64(wide[FINISHED_AT // 8]), 0xFFFFFFFF)
+        else:  # the worker's clock is not this one: what was not solving was waiting
+            inside = now - np.int64(item.view(np.uint64)[RECEIVED_AT // 8])
+            word[12] = max(0, min(inside - np.int64(word[13]), 0xFFFFFFFF))
+        aim(loop.out_headers, loop.out_vectors, count, address(reply), np.int64(word[SIZE_AT // 4]),
+            address(item) + ADDRESS_AT, np.int64(item.view(np.uint32)[ADDRESS_SIZE_AT // 4]))  # fmt: skip
+        count += 1
+    if count == 0:
+        return 0
+    _ship(fd, loop, count)
+    for step in range(count):
+        place = np.int64((first + np.uint64(step)) % np.uint64(RING_ITEMS))
+        ticket = row_of(rings.replies, place).view(np.uint64)[TICKET_AT // 8]
+        slot = np.int64(ticket % np.uint64(RING_ITEMS))
+        store.table[np.int64(row_of(rings.work, slot).view(np.uint32)[PLACE_AT // 4]), PINS] -= 1
+        loop.occupied[slot] = 0
+    rings.control[DRAINED] = first + np.uint64(count)
+    return count
+
+
+@njit(nogil=True)
+def _ship(fd: int, loop: Loop, count: int) -> None:
+    refused = send_all(fd, loop.out_headers, count)
+    loop.counters[_SEND_REFUSED] += refused
+    loop.counters[_REPLIES] += count - refused
+
+
+@njit(nogil=True)
+def _acknowledge(fd: int, loop: Loop, rings: Rings, store: Store, raw: bool) -> None:
+    """Put the model in use whose upload is done, and say so."""
+    use(store, np.int64(rings.control[RETURNING]) - 1)
+    rings.control[RETURNING] = 0
+    name_bytes = np.int64(loop.pending.view(np.uint32)[ADDRESS_SIZE_AT // 4])
+    _answer(loop, 0, loop.pending, _LOAD_ACK, _OK, raw)
+    aim(loop.out_headers, loop.out_vectors, 0, address(loop.answers), HEADER_BYTES,
+        address(loop.pending) + ADDRESS_AT, name_bytes)  # fmt: skip
+    _ship(fd, loop, 1)
+
+
+@njit(nogil=True, cache=True)
+def serve(fd: int, work_event: int, reply_event: int, most: int, raw: bool, uploads: bool, loop: Loop,
+          rings: Rings, store: Store) -> None:  # fmt: skip
+    """Serve until the stop flag is up or, with `uploads`, a model is complete.
+
+    fd: a socket; most: requests inside, at most. work_event: an eventfd to add published requests to, or -1;
+    reply_event: one that workers signal, or -1 to poll without rest. With `uploads` the caller brings the
+    model of place control[RETURNING] - 1 to the device and calls again.
+    """
+    time = np.empty(2, np.int64)
+    if rings.control[RETURNING]:
+        _acknowledge(fd, loop, rings, store, raw)
+    while not load_acquire(rings.control, STOP):
+        for i in range(BATCH):
+            aim(loop.in_headers, loop.in_vectors, i, address(loop.incoming) + i * _SLACK, _SLACK,
+                address(loop.addresses) + i * ADDRESS_BYTES, ADDRESS_BYTES)  # fmt: skip
+        received = receive_some(fd, loop.in_headers, BATCH)
+        if received > 0:
+            now = now_ns(time)
+            published, out = rings.control[PUBLISHED], 0
+            loop.counters[_RECEIVED] += received
+            loop.counters[_BATCHES] += 1
+            for i in range(received):
+                out = _take_in(loop, rings, store, i, out, now, most, raw, uploads)
+            if out:
+                _ship(fd, loop, out)
+            if work_event >= 0 and rings.control[PUBLISHED] != published:
+                signal(work_event, rings.control[PUBLISHED] - published)
+            if rings.control[RETURNING]:
+                return
+        drained = _drain(fd, loop, rings, store, time, raw)
+        if received <= 0 and drained == 0 and reply_event >= 0:
+            wait_readable(fd, reply_event, _IDLE_MS)
+            take(reply_event)
