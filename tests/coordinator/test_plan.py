@@ -1,0 +1,71 @@
+"""What a run will cost: volumes by the formula, words for people, and nothing that is allocated."""
+
+import tracemalloc
+
+import pytest
+
+from coordinator.plan import Plan, bytes_text, duration_text
+from tests.harness import config_of, run_command
+
+
+@pytest.mark.parametrize(
+    ("n", "payload", "frames"),
+    [
+        (100_000, 1_612_800_000, 400_000),
+        (1_000_000, 129_024_000_000, 32_000_000),
+        (10_000_000, 12_539_520_000_000, 3_110_000_000),
+        (100_000_000, 1_250_323_200_000_000, 310_100_000_000),
+    ],
+)
+def test_volumes(n: int, payload: int, frames: int) -> None:
+    plan = Plan.of(config_of("mattis", n, replicas=8, updates=20))
+    assert (plan.payload_per_pass, plan.frames_per_pass, plan.passes) == (payload, frames, 21)
+    assert plan.matrix == n * n // 8
+    assert plan.receiver_memory > 8 * n * 12
+
+
+def test_nothing_is_allocated_for_the_largest_run() -> None:
+    tracemalloc.start()
+    "".join(Plan.of(config_of("mattis", 100_000_000, replicas=1024)).lines())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_the_command(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("plan") / "run.yaml"
+    path.write_text("problem: {source: mattis, n: 10000000}\n")
+    status, out, err = run_command("plan", path)
+    assert status == 0, err
+    assert "12.5 TB a pass in 3,110,000,000 frames" in out
+    assert "400 Gb/s" in out
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1_612_800_000, "1.61 GB"),
+        (12.5e12, "12.5 TB"),
+        (1e18, "1e+03 PB"),
+    ],
+)
+def test_bytes_in_words(size: float, text: str) -> None:
+    assert bytes_text(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.00123, "1.23 ms"),
+        (45.6, "45.6 s"),
+        (725, "12 min 5 s"),
+        (12_000, "3 h 20 min"),
+        (190_800, "2 d 5 h"),
+        (3_599.6, "59 min 59 s"),
+    ],
+)
+def test_durations_in_words(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
