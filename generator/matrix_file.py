@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numba import types
 
 from streamdsb.errors import UserError
 from streamdsb.frame import CouplingFormat
+from streamdsb.intrinsics import row_of
+from streamdsb.jit import inline, kernel
 from streamdsb.layout import BLOCK_COLUMNS, MAX_N, RowRange, ceil_div
 from streamdsb.packing import pack_couplings, set_diagonal
 
@@ -60,18 +63,15 @@ class FileCouplings:
             stored = shard.entries[local, columns.start // 8 : ceil_div(columns.stop, 8)]
             return _packed_bits(stored, len(columns), self._bit_order)
         entries = shard.entries[local, columns.start : columns.stop]
-        if entries.dtype == np.int8:
-            self._refuse_other_values(entries, rows, columns)
-        return pack_couplings(entries > 0)
-
-    def _refuse_other_values(self, entries: np.ndarray, rows: RowRange, columns: RowRange) -> None:
-        if (np.abs(entries) == 1).all():
-            return
-        if _first_other_value(entries, rows, columns) is not None:
+        if entries.dtype == np.bool_:
+            return pack_couplings(entries)
+        packed = np.zeros((len(rows), ceil_div(len(columns), 64)), np.uint64)
+        if not _pack_entries(_rows_contiguous(entries), rows.start - columns.start, packed):
             i, j, value = self._first_offence()
             raise UserError(
                 f"{self._path}: J[{i}, {j}] is {value}, but off the diagonal it should be +1 or -1"
             )
+        return packed
 
     def _first_offence(self) -> tuple[int, int, int]:
         """The first (i, j), row by row, that is not ±1; there is one."""
@@ -85,6 +85,46 @@ class FileCouplings:
         raise AssertionError("the offence has vanished from the file")
 
 
+@inline
+def _are_signs(entries: np.ndarray) -> bool:
+    others = np.uint8(0)
+    for entry in entries:
+        others |= np.uint8(entry + 1) & np.uint8(0xFD)
+    return others == 0
+
+
+@inline
+def _pack_row(entries: np.ndarray, words: np.ndarray) -> None:
+    whole = entries.size // 64
+    for w in range(whole):
+        word = np.uint64(0)
+        for bit in range(64):
+            word |= np.uint64(entries[64 * w + bit] > 0) << np.uint64(bit)
+        words[w] = word
+    for c in range(64 * whole, entries.size):
+        words[whole] |= np.uint64(entries[c] > 0) << np.uint64(c % 64)
+
+
+@kernel((types.Array(types.int8, 2, "A", readonly=True), types.int64, types.uint64[:, ::1]))
+def _pack_entries(entries: np.ndarray, diagonal: int, packed: np.ndarray) -> bool:
+    """Set the bits of entries > 0 in packed, uint64 (rows, words) of zeros; False if an entry is not ±1.
+
+    entries: int8 (rows, columns) with unit inner stride; in row r the one at diagonal + r may be anything.
+    """
+    signs = True
+    for r in range(entries.shape[0]):
+        row = row_of(entries, r)
+        before = min(max(diagonal + r, 0), row.size)
+        after = min(max(diagonal + r + 1, 0), row.size)
+        signs &= _are_signs(row[:before]) & _are_signs(row[after:])
+        _pack_row(row, packed[r])
+    return signs
+
+
+def _rows_contiguous(entries: np.ndarray) -> np.ndarray:
+    return entries if entries.strides[1] == 1 else np.ascontiguousarray(entries)
+
+
 def _first_other_value(entries: np.ndarray, rows: RowRange, columns: RowRange) -> tuple[int, int, int] | None:
     for r, c in np.argwhere(np.abs(entries) != 1):
         i, j = rows.start + int(r), columns.start + int(c)
@@ -96,14 +136,23 @@ def _first_other_value(entries: np.ndarray, rows: RowRange, columns: RowRange) -
 def _packed_bits(stored: np.ndarray, columns: int, bit_order: str) -> np.ndarray:
     """uint64 (rows, ceil(columns / 64)) from bytes of packed bits, with clean padding."""
     packed = np.zeros((stored.shape[0], 8 * ceil_div(columns, 64)), np.uint8)
-    packed[:, : stored.shape[1]] = _REVERSED[stored] if bit_order == "big" else stored
+    packed[:, : stored.shape[1]] = stored
     words = packed.view(np.uint64)
+    if bit_order == "big":
+        _reverse_bytes(words)
     if columns % 64:
         words[:, -1] &= np.uint64((1 << columns % 64) - 1)
     return words
 
 
-_REVERSED = np.packbits(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)[:, ::-1], axis=1)[:, 0]
+def _reverse_bytes(words: np.ndarray) -> None:
+    """Turn round the bits of every byte, in place: halves, then quarters, then neighbours change places."""
+    for shift, mask in ((4, 0x0F0F0F0F0F0F0F0F), (2, 0x3333333333333333), (1, 0x5555555555555555)):
+        low = words & np.uint64(mask)
+        low <<= np.uint64(shift)
+        words >>= np.uint64(shift)
+        words &= np.uint64(mask)
+        words |= low
 
 
 def _open_shards(path: Path) -> list[_Shard]:
@@ -142,3 +191,6 @@ def _check_width(shard: _Shard, n: int) -> None:
         raise UserError(
             f"{shard.path}: not square: {n} rows in all, but {width} {unit} where {needed} are needed"
         )
+
+
+KERNELS = (_pack_entries,)

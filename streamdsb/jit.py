@@ -31,10 +31,11 @@ inline = njit(inline="always")
 """A piece of a kernel."""
 
 
-def kernel(signature: str) -> Callable[[Callable[..., Any]], Any]:
+def kernel(signature: str | tuple[Any, ...]) -> Callable[[Callable[..., Any]], Any]:
     """A loop that Python calls, compiled once a machine and run without the interpreter's lock.
 
-    signature: numba's, for `compile_kernels`; an array is "[:, :]" with any strides or "[:, ::1]" contiguous.
+    signature: numba's, as text or types, for `compile_kernels`; an array is "[:, :]" with any strides or
+    "[:, ::1]" contiguous.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
