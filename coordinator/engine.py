@@ -6,16 +6,19 @@ It resolves the configuration, releases each pass, decides that a pass counts, a
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel
 
+from coordinator.outcome import Outcome, input_hash
 from coordinator.peers import Peers, is_news
 from coordinator.plan import Plan, bytes_text, duration_text
 from coordinator.progress import Display
 from streamdsb.channel import Channel
+from streamdsb.checkpoint import path_of
 from streamdsb.config import Config
 from streamdsb.errors import RunFailed, UserError
 from streamdsb.layout import PAYLOAD_BYTES
@@ -23,6 +26,7 @@ from streamdsb.messages import (
     Begin,
     Compiling,
     DeviceRing,
+    Drop,
     Finish,
     Listening,
     Opened,
@@ -31,6 +35,9 @@ from streamdsb.messages import (
     Progress,
     Ready,
     Resolved,
+    Restored,
+    Save,
+    Saved,
     Updated,
     Welcome,
 )
@@ -40,6 +47,7 @@ M = TypeVar("M", bound=BaseModel)
 
 _START_TIMEOUT_S = 180.0
 """Longest time for opening couplings and compiling."""
+_SAVE_TIMEOUT_S = 600.0
 _MARGIN_S = 5.0
 """A worker says itself what it waits for in vain; the coordinator waits this much longer."""
 
@@ -47,21 +55,6 @@ _MARGIN_S = 5.0
 def welcome(channel: Channel, config: Config, run: int) -> None:
     """Tell a process that said hello what the run is."""
     channel.send(Welcome(config=config.model_dump(), digest=config.digest(), run=run))
-
-
-@dataclass
-class Outcome:
-    """What is known of a run so far."""
-
-    energies: list[list[int]] = field(default_factory=list)
-    """2E of each replica, a row a pass."""
-    receive_s: list[float] = field(default_factory=list)
-    total_s: list[float] = field(default_factory=list)
-    couplings_hash: str | None = None
-
-    @property
-    def best_two_energy(self) -> int:
-        return min(min(row) for row in self.energies)
 
 
 class CoordinatorEngine:
@@ -73,9 +66,22 @@ class CoordinatorEngine:
         self._peers = peers
         self._display = display
         self._timeout_s = config.stream.timeout_s + _MARGIN_S
+        self._field: np.ndarray | None = None
+        self._next_pass = 0
+        self._last_save = time.monotonic()
+        self._expected_hash: str | None = None
 
-    def prepare(self, field_values: np.ndarray | None) -> None:
-        """Bring all peers to the point where pass 0 can be released; field_values: int32 (n,) or None."""
+    @property
+    def next_pass(self) -> int:
+        """The first pass that does not count yet."""
+        return self._next_pass
+
+    def prepare(self, field_values: np.ndarray | None, checkpoints: Sequence[Path] = ()) -> None:
+        """Bring all peers to the point where the first pass can be released.
+
+        field_values: int32 (n,) or None; checkpoints: where to continue from, the newest first.
+        """
+        self._field = field_values
         opened = self._await(Opened, "the generator to open the couplings", _START_TIMEOUT_S)
         self.config = self.config.with_n(opened.n)
         if field_values is not None and field_values.shape != (opened.n,):
@@ -85,10 +91,14 @@ class CoordinatorEngine:
         plan = Plan.of(self.config)
         for line in plan.lines():
             self._display.say(line)
-        self._peers.send(Resolved(n=opened.n), role="generator")
         self._peers.send(
-            Resolved(n=opened.n), "receiver", b"" if field_values is None else field_values.tobytes()
+            Resolved(n=opened.n, checkpoints=[str(path) for path in checkpoints]),
+            "receiver",
+            b"" if field_values is None else field_values.tobytes(),
         )
+        if checkpoints:
+            self._continue_from(self._await(Restored, "the receiver to restore its state", _START_TIMEOUT_S))
+        self._peers.send(Resolved(n=opened.n, first_pass=self._next_pass), role="generator")
         if self.config.stream.transport == "tcp":
             self._peers.send(self._await(Listening, "the receiver to listen", _START_TIMEOUT_S), "generator")
         if self.config.stream.transport == "peer":
@@ -105,25 +115,81 @@ class CoordinatorEngine:
             f" the {bytes_text(rate)}/s that the slower side reached alone"
         )
 
+    def _continue_from(self, restored: Restored) -> None:
+        self._next_pass, self._expected_hash = restored.next_pass, restored.input_hash
+        self._display.say(f"continuing with pass {restored.next_pass} from a checkpoint")
+        if self.config.problem.source in ("mattis", "random"):
+            self._require_same_input()
+
+    def _require_same_input(self) -> None:
+        """Once the couplings are known: refuse to continue a run of others."""
+        found = self._input_hash()
+        if self._expected_hash not in (None, found):
+            raise UserError(
+                f"the couplings or the field are not those the run began with: they hash to {found}, the"
+                f" checkpoint belongs to {self._expected_hash}"
+            )
+
+    def _input_hash(self) -> str:
+        return input_hash(self.config, self.outcome.couplings_hash, self._field)
+
     def run_passes(self, directory: RunDirectory) -> None:
-        """All K + 1 passes; a record and a timing stand in `directory` for each that counts."""
-        self._display.start(self.config)
-        for k in range(self.config.solver.updates + 1):
+        """All passes up to K; a record and a timing stand in `directory` for each that counts."""
+        self._display.start(self.config, self._next_pass)
+        for k in range(self._next_pass, self.config.solver.updates + 1):
             start = time.perf_counter()
             self._peers.send(Begin(pass_index=k))
             sent, received = self._await_pass(k)
             if sent.couplings_hash is not None:
                 self.outcome.couplings_hash = sent.couplings_hash
+                self._require_same_input()
             self._peers.send(Finish(pass_index=k, advance=k < self.config.solver.updates), role="receiver")
-            updated = self._await(Updated, f"the receiver to finish pass {k}", self._timeout_s)
+            updated = self._await_update(k)
             directory.append_record(record_line(k, updated.two_energy, updated.checksum))
+            self._next_pass = k + 1
             total_s = time.perf_counter() - start
             directory.append_timing(self._timing(received, updated, total_s))
-            self.outcome.energies.append(updated.two_energy)
-            self.outcome.receive_s.append(received.receive_s)
-            self.outcome.total_s.append(total_s)
+            self.outcome.add(updated.two_energy, received.receive_s, total_s)
+            self.outcome.checkpoint_wait_s += updated.checkpoint_wait_s
             self._display.show_frames(k, received.frames)
             self._display.show_energy(self.outcome.best_two_energy)
+            if self._is_checkpoint_due():
+                self._save(directory)
+
+    def save_before_leaving(self, directory: RunDirectory) -> bool:
+        """Drop the current pass and save the state that entered it; True if the run can be resumed.
+
+        Raises Interrupted if the user does not want to wait for that either.
+        """
+        if not self.config.checkpoint.is_on or self._next_pass > self.config.solver.updates:
+            return False
+        self._peers.send(Drop(), role="receiver")
+        self._save(directory)
+        deadline = time.monotonic() + _SAVE_TIMEOUT_S
+        while True:
+            remaining = max(0.0, deadline - time.monotonic())
+            message = self._next(remaining, "the checkpoint before leaving")
+            if isinstance(message, Saved) and message.next_pass == self._next_pass:
+                return True
+
+    def _save(self, directory: RunDirectory) -> None:
+        path = path_of(directory.path.absolute(), self._next_pass)
+        order = Save(path=str(path), next_pass=self._next_pass, input_hash=self._input_hash())
+        self._peers.send(order, role="receiver")
+        self._last_save = time.monotonic()
+
+    def _is_checkpoint_due(self) -> bool:
+        if self._next_pass > self.config.solver.updates:
+            return False
+        passes, seconds = self.config.checkpoint.interval
+        if passes is not None:
+            return self._next_pass % passes == 0
+        return seconds is not None and time.monotonic() - self._last_save >= seconds
+
+    def _await_update(self, k: int) -> Updated:
+        """The receiver's word that pass k is finished; an interrupt waits for it, it is near."""
+        with self._peers.interrupts_held():
+            return self._await(Updated, f"the receiver to finish pass {k}", self._timeout_s)
 
     def _await_pass(self, k: int) -> tuple[PassSent, PassReceived]:
         """Both sides' word that pass k is over; any progress starts the clock anew."""
@@ -146,6 +212,8 @@ class CoordinatorEngine:
                 moved, sent = True, message
             elif isinstance(message, PassReceived):
                 moved, received = True, message
+            elif is_news(message):
+                moved = False
             else:
                 raise RunFailed(f"{type(message).__name__} came in the middle of pass {k}")
             if moved:
@@ -159,6 +227,7 @@ class CoordinatorEngine:
             "receive_s": round(received.receive_s, 6),
             "drain_s": round(received.drain_s, 6),
             "update_s": round(updated.update_s, 6),
+            "checkpoint_wait_s": round(updated.checkpoint_wait_s, 6),
             "total_s": round(total_s, 6),
             "payload_bytes": payload,
             "gbps": round(payload * 8e-9 / received.receive_s, 3),
@@ -180,6 +249,9 @@ class CoordinatorEngine:
 
     def _next(self, timeout_s: float, waiting_for: str) -> BaseModel:
         peer, message, _ = self._peers.next(timeout_s, waiting_for)
+        if isinstance(message, Saved):
+            self.outcome.checkpoint_bytes.append(message.size)
+            self.outcome.checkpoint_s.append(message.seconds)
         if isinstance(message, Compiling) and peer is not None:
             self._display.say(
                 f"{peer.hello.role}: compiling {message.what} (the first run on a machine takes some seconds)"

@@ -8,10 +8,11 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,18 @@ import numpy as np
 from coordinator.admission import admit_peers
 from coordinator.engine import CoordinatorEngine, welcome
 from coordinator.launch import end_processes, launch
-from coordinator.peers import Peers
+from coordinator.outcome import Outcome
+from coordinator.peers import Interrupted, Peers
 from coordinator.progress import Display
+from coordinator.resume import is_completed, refuse_other_problem
 from coordinator.summary import last_words, make_summary
-from streamdsb.config import Config
+from streamdsb.checkpoint import find_checkpoints
+from streamdsb.config import Config, load_config
 from streamdsb.errors import StreamdsbError, UserError
 from streamdsb.links import TOKEN_VARIABLE
 from streamdsb.machine import peak_memory
 from streamdsb.messages import Farewell, Spins, Stop
-from streamdsb.run_directory import RECORDS, RunDirectory, check_free, read_lines
+from streamdsb.run_directory import CONFIG, RECORDS, TIMINGS, RunDirectory, check_free, read_lines
 
 _STOP_TIMEOUT_S = 3.0
 _SPINS_TIMEOUT_S = 60.0
@@ -53,7 +57,26 @@ def run_here(config: Config, out: Path, overwrite: bool, display: Display) -> Ru
 
     Raises UserError or RunFailed; the directory then holds every pass that counted.
     """
-    return _lead(config, out, overwrite, display, lambda peers: launch(config, peers))
+    check_free(out, overwrite)
+    return _Run(config, display, lambda: RunDirectory(out, overwrite)).lead(partial(launch, config))
+
+
+def resume_here(out: Path, settings: Sequence[str], display: Display) -> RunResult:
+    """Go on with the interrupted run in `out` from its newest usable checkpoint.
+
+    settings may change how it runs ("receiver.backend=cuda"), not what it solves.  Raises UserError or
+    RunFailed like `run_here`.
+    """
+    began = load_config(out / CONFIG)
+    config = load_config(out / CONFIG, settings)
+    refuse_other_problem(began, config)
+    if is_completed(out):
+        raise UserError(f"{out}: this run is complete, there is nothing to resume")
+    run = _Run(config, display, lambda: RunDirectory.resume(out, run.engine.next_pass))
+    run.checkpoints = find_checkpoints(out)
+    if not run.checkpoints:
+        display.say(f"{out} has no checkpoint yet: beginning with pass 0")
+    return run.lead(partial(launch, config))
 
 
 def coordinate(
@@ -72,9 +95,9 @@ def coordinate(
     token = given or secrets.token_hex(16)
     if not given:
         display.say(f"the others need this token: export {TOKEN_VARIABLE}={token}")
-    return _lead(
-        config, out, overwrite, display, lambda peers: admit_peers(peers, display, host, port, token)
-    )
+    check_free(out, overwrite)
+    run = _Run(config, display, lambda: RunDirectory(out, overwrite))
+    return run.lead(lambda peers: admit_peers(peers, display, host, port, token))
 
 
 def load_field(path: Path) -> np.ndarray:
@@ -95,50 +118,83 @@ def load_field(path: Path) -> np.ndarray:
     return values.astype(np.int32)
 
 
-def _lead(
-    config: Config, out: Path, overwrite: bool, display: Display, gather: Callable[[Peers], None]
-) -> RunResult:
-    check_free(out, overwrite)
-    field_values = None if config.problem.field is None else load_field(Path(config.problem.field))
-    started = datetime.now(UTC)
-    peers = Peers()
-    engine = CoordinatorEngine(config, peers, display)
-    with _signals(peers):
-        try:
-            gather(peers)
-            run_id = random.SystemRandom().getrandbits(32)
-            for peer in peers.members:
-                welcome(peer.channel, config, run_id)
-            engine.prepare(field_values)
-            directory = RunDirectory(out, overwrite)
+class _Run:
+    """One run from its processes to its directory."""
+
+    def __init__(self, config: Config, display: Display, open_directory: Callable[[], RunDirectory]) -> None:
+        self.checkpoints: list[Path] = []
+        self._field = None if config.problem.field is None else load_field(Path(config.problem.field))
+        self._started = datetime.now(UTC)
+        self._peers = Peers()
+        self._display = display
+        self._open_directory = open_directory
+        self.engine = CoordinatorEngine(config, self._peers, display)
+
+    def lead(self, gather: Callable[[Peers], None]) -> RunResult:
+        """Gather the processes, go through all passes, and see to it that nothing is left running."""
+        with _signals(self._peers):
             try:
-                directory.write_config(engine.config.to_yaml())
-                engine.run_passes(directory)
-                spins, memory = _collect(peers, engine.config, directory)
-                summary = make_summary(
-                    engine.config, engine.outcome, field_values, memory, started, cause=None
-                )
-                directory.write_summary(summary)
-            except StreamdsbError as error:
-                display.close()
-                _write_failure(engine, field_values, started, error, directory)
-                display.say(f"{len(engine.outcome.energies):,} whole passes are recorded in {out}")
-                raise
+                gather(self._peers)
+                run_id = random.SystemRandom().getrandbits(32)
+                for peer in self._peers.members:
+                    welcome(peer.channel, self.engine.config, run_id)
+                self.engine.prepare(self._field, self.checkpoints)
+                result = self._pass_by_pass()
             finally:
-                directory.close()
+                self._display.close()
+                self._peers.send(Stop(completed=False))
+                end_processes(self._peers)
+        for line in last_words(self.engine.config, self.engine.outcome, str(result.directory)):
+            self._display.say(line)
+        return result
+
+    def _pass_by_pass(self) -> RunResult:
+        directory = self._open_directory()
+        try:
+            self._recall(directory)
+            directory.write_config(self.engine.config.to_yaml())
+            self.engine.run_passes(directory)
+            spins, memory = _collect(self._peers, self.engine.config, directory)
+            summary = self._summary(memory, cause=None)
+            directory.write_summary(summary)
+            directory.forget_checkpoints()
+        except StreamdsbError as error:
+            self._display.close()
+            # if the disk is full, that has ended the run and is the error to report
+            with suppress(UserError):
+                directory.write_summary(self._summary({}, cause=str(error)))
+            self._leave(directory, error)
+            raise
         finally:
-            display.close()
-            peers.send(Stop(completed=False))
-            end_processes(peers)
-    for line in last_words(engine.config, engine.outcome, str(out)):
-        display.say(line)
-    return RunResult(
-        energies=np.array(engine.outcome.energies, np.int64),
-        spins=spins,
-        records=read_lines(out / RECORDS),
-        summary=summary,
-        directory=out,
-    )
+            directory.close()
+        return RunResult(
+            energies=np.array(self.engine.outcome.energies, np.int64),
+            spins=spins,
+            records=read_lines(directory.path / RECORDS),
+            summary=summary,
+            directory=directory.path,
+        )
+
+    def _recall(self, directory: RunDirectory) -> None:
+        """Know what an earlier part of the run recorded."""
+        if self.engine.next_pass:
+            records, timings = (read_lines(directory.path / name) for name in (RECORDS, TIMINGS))
+            self.engine.outcome = Outcome.of_lines(records, timings)
+
+    def _leave(self, directory: RunDirectory, error: StreamdsbError) -> None:
+        """Last words about a run that did not get to its end, and a checkpoint if the user stopped it."""
+        self._display.say(f"{self.engine.next_pass:,} whole passes are recorded in {directory.path}")
+        try:
+            saved = isinstance(error, Interrupted) and self.engine.save_before_leaving(directory)
+        except StreamdsbError as failure:
+            self._display.say(f"no checkpoint was made: {failure}")
+            saved = False
+        if saved or find_checkpoints(directory.path):
+            self._display.say(f"go on with: streamdsb run --resume {directory.path}")
+
+    def _summary(self, memory: dict[str, int], cause: str | None) -> dict[str, Any]:
+        engine = self.engine
+        return make_summary(engine.config, engine.outcome, self._field, memory, self._started, cause)
 
 
 def _collect(peers: Peers, config: Config, directory: RunDirectory) -> tuple[np.ndarray, dict[str, int]]:
@@ -158,19 +214,6 @@ def _collect(peers: Peers, config: Config, directory: RunDirectory) -> tuple[np.
             best = bits.astype(np.int8) * 2 - 1
             directory.write_spins(best, bitmaps[1:])
     return best, memory
-
-
-def _write_failure(
-    engine: CoordinatorEngine,
-    field_values: np.ndarray | None,
-    started: datetime,
-    error: StreamdsbError,
-    directory: RunDirectory,
-) -> None:
-    summary = make_summary(engine.config, engine.outcome, field_values, {}, started, cause=str(error))
-    # if the disk is full, that has ended the run and is the error to report
-    with suppress(UserError):
-        directory.write_summary(summary)
 
 
 @contextmanager

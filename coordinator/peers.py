@@ -7,7 +7,8 @@ import signal
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from pydantic import BaseModel
 
 from streamdsb.channel import Channel, PeerGone
 from streamdsb.errors import RunFailed, StreamdsbError, UserError
-from streamdsb.messages import Compiling, Failed, Farewell, Hello, Progress
+from streamdsb.messages import Compiling, Failed, Farewell, Hello, Progress, Saved
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -84,6 +85,8 @@ class Peers:
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self.members: list[Peer] = []
+        self._holds_interrupts = False
+        self._held: _Event | None = None
         self.admits = False
         """True while newcomers are heard; whoever comes later is sent away without a word to the others."""
 
@@ -108,6 +111,15 @@ class Peers:
         name = signal.Signals(signal_number).name
         self._events.put(_Event(None, Interrupted(f"stopped by {name}")))
 
+    @contextmanager
+    def interrupts_held(self) -> Iterator[None]:
+        """Within, Ctrl-C and SIGTERM do not end a wait; they end the next wait after it."""
+        self._holds_interrupts = True
+        try:
+            yield
+        finally:
+            self._holds_interrupts = False
+
     def send(self, message: BaseModel, role: str | None = None, data: bytes = b"") -> None:
         """Send to all peers, or to those of one role; a peer that is gone will be noticed by its silence."""
         for peer in self.members:
@@ -121,10 +133,16 @@ class Peers:
         """The next message and who sent it; raises the failure of anybody, RunFailed after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
+            if self._held is not None and not self._holds_interrupts:
+                event, self._held = self._held, None
+                raise _error_of(event)
             try:
                 event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 raise RunFailed(f"waited {timeout_s:g} s for {waiting_for}") from None
+            if isinstance(event.message, Interrupted) and self._holds_interrupts:
+                self._held = event
+                continue
             if isinstance(event.message, StreamdsbError | Failed):
                 raise self._cause(event)
             if self.admits or not isinstance(event.message, Hello | TurnedAway):
@@ -172,4 +190,4 @@ def _error_of(event: _Event) -> StreamdsbError:
 
 def is_news(message: BaseModel) -> bool:
     """True for messages that only tell the user how far things are."""
-    return isinstance(message, Progress | Compiling)
+    return isinstance(message, Progress | Compiling | Saved)

@@ -17,7 +17,7 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """A line of plain text."""
 
-    def start(self, config: Config) -> None:
+    def start(self, config: Config, first_pass: int) -> None:
         """The first pass is about to be released."""
 
     def show_frames(self, pass_index: int, frames: int) -> None:
@@ -34,7 +34,7 @@ class SilentDisplay:
 
     def say(self, text: str) -> None: ...
 
-    def start(self, config: Config) -> None: ...
+    def start(self, config: Config, first_pass: int) -> None: ...
 
     def show_frames(self, pass_index: int, frames: int) -> None: ...
 
@@ -53,17 +53,18 @@ class TerminalDisplay:
         tqdm.write(text, file=sys.stderr)
         sys.stderr.flush()
 
-    def start(self, config: Config) -> None:
+    def start(self, config: Config, first_pass: int) -> None:
         self._frames_per_pass = config.layout.frames_per_pass
         self._updates = config.solver.updates
         self._energy = ""
         self._bar = tqdm(
             total=config.layout.payload_per_pass * (config.solver.updates + 1),
+            initial=config.layout.payload_per_pass * first_pass,
             unit="B",
             unit_scale=True,
             dynamic_ncols=True,
             mininterval=0.25 if sys.stderr.isatty() else 10.0,
-            desc="pass 0",
+            desc=f"pass {first_pass}",
             file=sys.stderr,
         )
 

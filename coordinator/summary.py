@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import xxhash
 
 import streamdsb
-from coordinator.engine import Outcome
+from coordinator.outcome import Outcome, input_hash, planted_two_energy
 from coordinator.plan import bytes_text, duration_text
 from streamdsb.config import Config
 from streamdsb.machine import describe_machine
 from streamdsb.run_directory import RECORDS
 
 _LIBRARIES = ("numpy", "numba", "llvmlite", "pydantic", "xxhash")
-
-
-def input_hash(config: Config, couplings_hash: str | None, field_values: np.ndarray | None) -> str:
-    """XXH64 of what the solver is given: source and seed or the hash of the couplings, n, and the field."""
-    problem = config.problem
-    identity: dict[str, Any] = {"n": problem.n}
-    if couplings_hash is None:
-        identity |= {"source": problem.source, "seed": problem.seed}
-    else:
-        identity |= {"couplings": couplings_hash}
-    if field_values is not None:
-        identity["field"] = xxhash.xxh64_hexdigest(field_values.tobytes())
-    return xxhash.xxh64_hexdigest(json.dumps(identity, sort_keys=True).encode())
-
-
-def planted_two_energy(config: Config) -> int | None:
-    """The known lowest 2E of the instance, or None: -n (n - 1) for Mattis couplings without a field."""
-    if config.problem.source == "mattis" and config.problem.field is None:
-        return -config.n * (config.n - 1)
-    return None
 
 
 def make_summary(
@@ -68,6 +46,12 @@ def make_summary(
         "energy": _energy(config, outcome),
         "rates": _rates(config, outcome),
         "peak_memory": peak_memory,
+        "checkpoints": {
+            "count": len(outcome.checkpoint_s),
+            "bytes_each": max(outcome.checkpoint_bytes, default=0),
+            "seconds_each": round(float(np.mean(outcome.checkpoint_s)), 6) if outcome.checkpoint_s else 0.0,
+            "waited_s": round(outcome.checkpoint_wait_s, 6),
+        },
         "versions": {"streamdsb": streamdsb.__version__, "python": platform.python_version()}
         | {name: version(name) for name in _LIBRARIES},
         "machine": describe_machine(),
@@ -111,6 +95,12 @@ def last_words(config: Config, outcome: Outcome, directory: str) -> list[str]:
         f"{passes:,} passes and {bytes_text(payload)} of payload in {duration_text(seconds)},"
         f" {bytes_text(payload / seconds)}/s"
     ]
+    if outcome.checkpoint_s:
+        lines.append(
+            f"{len(outcome.checkpoint_s):,} checkpoints of {bytes_text(outcome.checkpoint_bytes[-1])}, each"
+            f" {duration_text(float(np.mean(outcome.checkpoint_s)))} beside a pass; updates waited"
+            f" {duration_text(outcome.checkpoint_wait_s)} for them in all"
+        )
     best, planted = outcome.best_two_energy, planted_two_energy(config)
     if planted is None:
         lines.append(f"lowest energy: 2E = {best:,}")

@@ -27,8 +27,10 @@ class GeneratorEngine:
         source: CouplingSource,
         senders: Sequence[FrameSender],
         control: Control,
+        first_pass: int = 0,
     ) -> None:
         self._config = config
+        self._first_pass = first_pass
         self._layout = config.layout
         self._source = source
         self._control = control
@@ -44,7 +46,7 @@ class GeneratorEngine:
             self._send_pass(begin.pass_index)
 
     def _send_pass(self, pass_index: int) -> None:
-        watched = pass_index == 0 and not self._source.symmetric
+        watched = pass_index == self._first_pass and not self._source.symmetric
         symmetry = SymmetryCheck() if watched else None
         for feeder in self._feeders:
             feeder.begin_pass(pass_index, symmetry)

@@ -18,8 +18,11 @@ _RECEIVER_START_S = 30.0
 class CudaGeneratorEngine:
     """Serves released passes by a kernel that composes frames in the receiver's ring."""
 
-    def __init__(self, config: Config, run: int, ring: PeerRing, control: Control) -> None:
+    def __init__(
+        self, config: Config, run: int, ring: PeerRing, control: Control, first_pass: int = 0
+    ) -> None:
         self._config = config
+        self._first_pass = first_pass
         self._layout = config.layout
         self._ring = ring
         self._control = control
@@ -30,8 +33,8 @@ class CudaGeneratorEngine:
             config.problem.source,
             config.problem.seed,
             run,
-            0,
-            config.solver.updates + 1,
+            first_pass,
+            config.solver.updates + 1 - first_pass,
             ring,
             beside,
         )
@@ -60,12 +63,13 @@ class CudaGeneratorEngine:
 
     def _send_pass(self, pass_index: int) -> None:
         timeout_s = self._config.stream.timeout_s
-        self._kernel.release(pass_index + 1)
+        passes = pass_index - self._first_pass + 1
+        self._kernel.release(passes)
         sent, moved = self._kernel.sent, time.monotonic()
-        while not self._kernel.wait_sent(pass_index + 1):
+        while not self._kernel.wait_sent(passes):
             if self._control.cancelled.is_set():
                 raise Cancelled
-            if self._kernel.ended and not self._kernel.wait_sent(pass_index + 1):
+            if self._kernel.ended and not self._kernel.wait_sent(passes):
                 raise RunFailed(
                     f"the generate kernel ended in pass {pass_index}: bursts sent {self._kernel.sent}"
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from generator import symmetry, synthesize_cpu
+from generator import matrix_file, symmetry, synthesize_cpu
 from generator.engine import GeneratorEngine
 from generator.source import open_source
 from streamdsb import frame
@@ -22,17 +22,20 @@ def work(origin: Origin, control: Control) -> None:
         _work_on_gpu(member.config, member.run, control)
         return
     control.send(Compiling(what="synthesis and queues"))
-    compile_kernels(*frame.KERNELS, *shm.KERNELS, *synthesize_cpu.KERNELS, *symmetry.KERNELS)
+    compile_kernels(
+        *frame.KERNELS, *shm.KERNELS, *synthesize_cpu.KERNELS, *symmetry.KERNELS, *matrix_file.KERNELS
+    )
     source = open_source(member.config.problem)
     control.send(Opened(n=source.n))
-    config = member.config.with_n(control.expect(Resolved)[0].n)
+    resolved, _ = control.expect(Resolved)
+    config = member.config.with_n(resolved.n)
     senders: list[FrameSender]
     if config.stream.transport == "shm":
         senders = shm_senders(config, origin.queues)
     else:
         listening, _ = control.expect(Listening)
         senders = connect_senders(config, member.run, listening.host, listening.port, origin.token)
-    GeneratorEngine(config, member.run, source, senders, control).run()
+    GeneratorEngine(config, member.run, source, senders, control, resolved.first_pass).run()
 
 
 def _work_on_gpu(config: Config, run: int, control: Control) -> None:
@@ -43,10 +46,10 @@ def _work_on_gpu(config: Config, run: int, control: Control) -> None:
     control.send(Compiling(what="synthesis for the GPU"))
     cuda.use_device(config.generator.device)
     control.send(Opened(n=config.n))
-    control.expect(Resolved)
+    resolved, _ = control.expect(Resolved)
     ring = PeerRing.open(control.expect(DeviceRing)[0])
     try:
-        CudaGeneratorEngine(config, run, ring, control).run()
+        CudaGeneratorEngine(config, run, ring, control, resolved.first_pass).run()
     finally:
         ring.close()
 

@@ -5,15 +5,31 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from receiver.check import Count
 from receiver.update_cpu import checksum
+from streamdsb import checkpoint
 from streamdsb.config import Config
 from streamdsb.errors import RunFailed
-from streamdsb.messages import Begin, Finish, PassReceived, Progress, Ready, Spins, Stop, Updated
-from streamdsb.worker import Control, every
+from streamdsb.messages import (
+    Begin,
+    Drop,
+    Finish,
+    PassReceived,
+    Progress,
+    Ready,
+    Save,
+    Saved,
+    Spins,
+    Stop,
+    Updated,
+)
+from streamdsb.worker import Background, Cancelled, Control, every
 
 _PROGRESS_S = 0.25
 
@@ -21,18 +37,29 @@ _PROGRESS_S = 0.25
 class ReceiverEngine(ABC):
     """Serves the coordinator's passes and remembers the best spins; engine_cpu and engine_cuda compute."""
 
-    def __init__(self, config: Config, control: Control) -> None:
+    def __init__(self, config: Config, control: Control, first_pass: int) -> None:
         self._config = config
+        self._first_pass = first_pass
         self._layout = config.layout
         self._control = control
         self._pass = 0
         self._best = Spins(best_pass=0, best_replica=0, best_two_energy=2**62)
         self._best_signs = np.zeros(self._layout.bitmap_words, np.uint64)
+        self._saving: Background | None = None
 
     @property
     @abstractmethod
     def signs(self) -> np.ndarray:
         """The sign bitmaps of all replicas after the last update, uint64 (B, ceil(n / 64))."""
+
+    @property
+    @abstractmethod
+    def state(self) -> tuple[np.ndarray, np.ndarray]:
+        """Positions and momenta of this receiver's rows, float32 (B, rows), for reading."""
+
+    @abstractmethod
+    def restore(self, positions: np.ndarray, momenta: np.ndarray) -> None:
+        """Take over the state of a checkpoint, float32 (B, rows) each, before the first pass."""
 
     @abstractmethod
     def measure_rate(self) -> float:
@@ -57,6 +84,17 @@ class ReceiverEngine(ABC):
     def advance(self, pass_index: int) -> None:
         """The update that follows the pass that was measured."""
 
+    def restore_checkpoint(self, restored: checkpoint.Checkpoint) -> None:
+        """Continue from a checkpoint instead of the initial state."""
+        header = restored.header
+        self.restore(restored.positions, restored.momenta)
+        self._best = Spins(
+            best_pass=header.best_pass,
+            best_replica=header.best_replica,
+            best_two_energy=header.best_two_energy,
+        )
+        self._best_signs[:] = restored.best_signs
+
     def start(self) -> None:  # noqa: B027 - not every engine has to
         """The first pass is about to begin."""
 
@@ -73,12 +111,20 @@ class ReceiverEngine(ABC):
         try:
             while not isinstance(message, Stop):
                 if isinstance(message, Begin):
-                    self._take_in(message.pass_index)
+                    # called off by Drop or Stop, which is the next message
+                    with suppress(Cancelled):
+                        self._take_in(message.pass_index)
                 elif isinstance(message, Finish):
                     self._finish(message)
+                elif isinstance(message, Save):
+                    self._wait_for_checkpoint()
+                    self._saving = Background(partial(self._save, message, self.state))
+                elif isinstance(message, Drop):
+                    self._control.cancelled.clear()
                 else:
                     raise RunFailed(f"the coordinator sent {type(message).__name__} in the middle of a run")
                 message = self._control.next()
+            self._wait_for_checkpoint()
         finally:
             self.stop()
         if message.completed:
@@ -108,6 +154,7 @@ class ReceiverEngine(ABC):
     def _finish(self, finish: Finish) -> None:
         start = time.perf_counter()
         two_energy = self.measure(finish.pass_index)
+        wait_s = self._wait_for_checkpoint()
         lowest = min(two_energy)
         if lowest < self._best.best_two_energy:
             replica = two_energy.index(lowest)
@@ -121,5 +168,33 @@ class ReceiverEngine(ABC):
                 two_energy=two_energy,
                 checksum=checksum(self.signs),
                 update_s=time.perf_counter() - start,
+                checkpoint_wait_s=wait_s,
             )
         )
+
+    def _save(self, order: Save, state: tuple[np.ndarray, np.ndarray]) -> None:
+        """Write positions and momenta, which stand still until the next update."""
+        start = time.perf_counter()
+        header = checkpoint.Header(
+            next_pass=order.next_pass,
+            n=self._layout.n,
+            replicas=self._layout.replicas,
+            first_row=0,
+            last_row=self._layout.n,
+            input_hash=order.input_hash,
+            best_pass=self._best.best_pass,
+            best_replica=self._best.best_replica,
+            best_two_energy=self._best.best_two_energy,
+        )
+        saved = checkpoint.Checkpoint(header, *state, self._best_signs.copy())
+        size = checkpoint.save(Path(order.path), saved)
+        seconds = time.perf_counter() - start
+        self._control.send(Saved(next_pass=order.next_pass, size=size, seconds=seconds))
+
+    def _wait_for_checkpoint(self) -> float:
+        """Seconds until the checkpoint that is being written is on disk; raises what went wrong with it."""
+        start = time.perf_counter()
+        if self._saving is not None:
+            self._saving.wait()
+            self._saving = None
+        return time.perf_counter() - start

@@ -33,8 +33,9 @@ class CpuReceiverEngine(ReceiverEngine):
         field: np.ndarray | None,
         receivers: Sequence[FrameReceiver],
         control: Control,
+        first_pass: int = 0,
     ) -> None:
-        super().__init__(config, control)
+        super().__init__(config, control, first_pass)
         rows = RowRange(0, config.n)
         self._accumulator = CpuAccumulator(self._layout, rows)
         dynamics = Dynamics(config.solver.updates, config.xi, np.float32(config.solver.dt))
@@ -51,6 +52,13 @@ class CpuReceiverEngine(ReceiverEngine):
     @property
     def signs(self) -> np.ndarray:
         return self._state.signs
+
+    @property
+    def state(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._state.positions, self._state.momenta
+
+    def restore(self, positions: np.ndarray, momenta: np.ndarray) -> None:
+        self._state.restore(positions, momenta)
 
     def measure_rate(self) -> float:
         count = min(_TRIAL_FRAMES, self._layout.n)

@@ -36,14 +36,17 @@ class CudaReceiverEngine(ReceiverEngine):
         ring: PeerRing,
         receivers: Sequence[FrameReceiver],
         control: Control,
+        first_pass: int = 0,
     ) -> None:
         import cupyx
 
-        super().__init__(config, control)
+        super().__init__(config, control, first_pass)
         self._ring = ring
         dynamics = Dynamics(config.solver.updates, config.xi, np.float32(config.solver.dt))
         self._state = CudaState(self._layout, RowRange(0, config.n), dynamics, config.solver.seed, field)
-        self._kernel = ReceiveKernel(self._layout, self._layout.queue_rows, run, 0, ring, self._state)
+        self._kernel = ReceiveKernel(
+            self._layout, self._layout.queue_rows, run, first_pass, ring, self._state
+        )
         self._feed = HostFeed(receivers, ring) if receivers else None
         self._signs = self._state.host_signs
         self._next_signs: np.ndarray = cupyx.zeros_pinned(self._signs.shape, np.uint64)
@@ -53,6 +56,13 @@ class CudaReceiverEngine(ReceiverEngine):
     @property
     def signs(self) -> np.ndarray:
         return self._signs
+
+    @property
+    def state(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._state.to_host()
+
+    def restore(self, positions: np.ndarray, momenta: np.ndarray) -> None:
+        self._state.restore(positions, momenta)
 
     def measure_rate(self) -> float:
         return measure_rate(self._layout.replicas, self._ring)
@@ -72,7 +82,7 @@ class CudaReceiverEngine(ReceiverEngine):
             self._before, self._after = self._after, None
         if self._feed is not None:
             self._feed.forward_pass(timeout_s, self._look_up)
-        self._kernel.wait_drained(pass_index + 1, timeout_s, self._look_up)
+        self._kernel.wait_drained(self._passes_until(pass_index), timeout_s, self._look_up)
         # before the next pass is released, or frames of it may be counted already
         self._after = self._kernel.counts
         self._require_complete()
@@ -84,7 +94,7 @@ class CudaReceiverEngine(ReceiverEngine):
 
     def measure(self, pass_index: int) -> list[int]:
         # the kernel makes the update in the same trip; its signs wait in _next_signs
-        two_energy = self._kernel.finish_pass(pass_index, pass_index + 1, self._next_signs)
+        two_energy = self._kernel.finish_pass(pass_index, self._passes_until(pass_index), self._next_signs)
         return [int(energy) for energy in two_energy]
 
     def advance(self, pass_index: int) -> None:
@@ -94,6 +104,10 @@ class CudaReceiverEngine(ReceiverEngine):
         """Frames of this pass by queue and `Count`, int64 (queues, len(Count))."""
         until_now = self._kernel.counts if self._after is None else self._after
         return until_now - self._before
+
+    def _passes_until(self, pass_index: int) -> int:
+        """Passes of this process up to and with this one: what the kernel counts."""
+        return pass_index - self._first_pass + 1
 
     def _look_up(self) -> None:
         if self._control.cancelled.is_set():

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from receiver import accumulate_cpu, check, update_cpu
+from receiver.engine import ReceiverEngine
 from receiver.engine_cpu import CpuReceiverEngine, require_memory
 from streamdsb import frame
+from streamdsb.checkpoint import Checkpoint, load_first_usable
 from streamdsb.config import Config
 from streamdsb.jit import compile_kernels
 from streamdsb.join import Origin
+from streamdsb.layout import RowRange
 from streamdsb.links import accept_receivers, listen, shm_receivers
-from streamdsb.messages import Compiling, Listening, Resolved
+from streamdsb.messages import Compiling, Listening, Resolved, Restored
 from streamdsb.queues import FrameReceiver, shm
 from streamdsb.worker import Control, run_worker, say_hello
 
@@ -28,12 +33,27 @@ def work(origin: Origin, control: Control) -> None:
     resolved, field_bytes = control.expect(Resolved)
     config = member.config.with_n(resolved.n)
     field = np.frombuffer(field_bytes, np.int32) if field_bytes else None
+    restored = _restore(config, resolved, control)
+    first_pass = restored.header.next_pass if restored else 0
     if on_gpu:
-        _work_on_gpu(config, member.run, field, origin, control)
-        return
-    require_memory(config)
-    receivers = _open_queues(config, member.run, origin, control)
-    CpuReceiverEngine(config, member.run, field, receivers, control).run()
+        engine: ReceiverEngine = _prepare_gpu(config, member.run, field, first_pass, origin, control)
+    else:
+        require_memory(config)
+        receivers = _open_queues(config, member.run, origin, control)
+        engine = CpuReceiverEngine(config, member.run, field, receivers, control, first_pass)
+    if restored is not None:
+        engine.restore_checkpoint(restored)
+    engine.run()
+
+
+def _restore(config: Config, resolved: Resolved, control: Control) -> Checkpoint | None:
+    """The newest usable of the checkpoints that the coordinator names, if it names any."""
+    if not resolved.checkpoints:
+        return None
+    paths = [Path(path) for path in resolved.checkpoints]
+    checkpoint = load_first_usable(paths, config.n, config.solver.replicas, RowRange(0, config.n))
+    control.send(Restored(next_pass=checkpoint.header.next_pass, input_hash=checkpoint.header.input_hash))
+    return checkpoint
 
 
 def _open_queues(config: Config, run: int, origin: Origin, control: Control) -> list[FrameReceiver]:
@@ -44,9 +64,9 @@ def _open_queues(config: Config, run: int, origin: Origin, control: Control) -> 
         return accept_receivers(config, run, server, origin.token)
 
 
-def _work_on_gpu(
-    config: Config, run: int, field: np.ndarray | None, origin: Origin, control: Control
-) -> None:
+def _prepare_gpu(
+    config: Config, run: int, field: np.ndarray | None, first_pass: int, origin: Origin, control: Control
+) -> ReceiverEngine:
     from receiver.engine_cuda import CudaReceiverEngine, require_device_memory
     from streamdsb import cuda
     from streamdsb.queues.peer import PeerRing
@@ -60,7 +80,7 @@ def _work_on_gpu(
         receivers = _open_queues(config, run, origin, control)
     else:
         control.send(ring.export())
-    CudaReceiverEngine(config, run, field, ring, receivers, control).run()
+    return CudaReceiverEngine(config, run, field, ring, receivers, control, first_pass)
 
 
 def main(origin: Origin) -> int:

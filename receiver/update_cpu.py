@@ -25,6 +25,7 @@ from streamdsb.hashing import Domain, hash_word, key_of
 from streamdsb.intrinsics import row_of
 from streamdsb.jit import inline, kernel
 from streamdsb.layout import GROUP_ROWS, Layout, RowRange
+from streamdsb.packing import pack_couplings
 
 _ONE = np.uint64(1)
 
@@ -177,6 +178,12 @@ class CpuState:
         self._pool = ThreadPoolExecutor(len(self._parts), "update") if len(self._parts) > 1 else None
         keys = key_of(seed, Domain.INITIAL_POSITIONS), key_of(seed, Domain.INITIAL_MOMENTA)
         _initialize(*keys, rows.start, self.positions, self.momenta, self._own_signs(RowRange(0, len(rows))))
+
+    def restore(self, positions: np.ndarray, momenta: np.ndarray) -> None:
+        """Continue from these positions and momenta, float32 (B, rows)."""
+        self.positions[:] = positions
+        self.momenta[:] = momenta
+        self._own_signs(RowRange(0, len(self._rows)))[:] = pack_couplings(positions > 0)
 
     def _own_signs(self, part: RowRange) -> np.ndarray:
         first = (self._rows.start + part.start) // GROUP_ROWS

@@ -8,6 +8,7 @@ from receiver.update_cpu import Dynamics
 from streamdsb import cuda
 from streamdsb.hashing import Domain, key_of
 from streamdsb.layout import GROUP_ROWS, Layout, RowRange
+from streamdsb.packing import pack_couplings
 
 _THREADS = 128
 STATES = np.dtype(
@@ -36,6 +37,8 @@ class CudaState:
 
         shape = (layout.replicas, len(rows))
         self.dynamics = dynamics
+        first_word = rows.start // GROUP_ROWS
+        self._own_words = slice(first_word, first_word + -(-len(rows) // GROUP_ROWS))
         self.positions = cuda.empty(shape, np.float32)
         self.momenta = cuda.empty(shape, np.float32)
         self.counts = cuda.empty(shape, np.int32)
@@ -61,6 +64,21 @@ class CudaState:
         """Device memory of the state."""
         arrays = (self.positions, self.momenta, self.counts, self.signs, self._field)
         return sum(array.nbytes for array in arrays if array is not None)
+
+    def to_host(self) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of positions and momenta, float32 (B, rows); the resident kernel may run meanwhile."""
+        import cupy
+
+        with cupy.cuda.Stream(non_blocking=True):
+            return self.positions.get(), self.momenta.get()
+
+    def restore(self, positions: np.ndarray, momenta: np.ndarray) -> None:
+        """Continue from these positions and momenta, float32 (B, rows); no kernel may run yet."""
+        self.positions.set(np.ascontiguousarray(positions))
+        self.momenta.set(np.ascontiguousarray(momenta))
+        self.host_signs[:, self._own_words] = pack_couplings(positions > 0)
+        self.signs.set(self.host_signs)
+        cuda.settle()
 
     def _pointers(self, layout: Layout, rows: RowRange) -> np.ndarray:
         states = np.zeros((), STATES)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 import streamdsb
-from streamdsb.errors import StreamdsbError
+from streamdsb.errors import StreamdsbError, UserError
 from streamdsb.service.cli import request, serve
 
 
@@ -54,18 +54,33 @@ def _out_or_default(out: Path | None, config: Path) -> Path:
 
 
 @main.command()
-@_config
+@click.argument("config", type=click.Path(path_type=Path, dir_okay=False), required=False)
 @_settings
 @_out
 @_overwrite
-def run(config: Path, settings: tuple[str, ...], out: Path | None, overwrite: bool) -> None:
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Go on with the interrupted run in DIR; --set may change how it runs, not what it solves.",
+)
+def run(
+    config: Path | None, settings: tuple[str, ...], out: Path | None, overwrite: bool, resume: Path | None
+) -> None:
     """Run CONFIG on this machine: a generator, a receiver and a coordinator as separate processes."""
-    from coordinator.main import run_here
+    from coordinator.main import resume_here, run_here
     from coordinator.progress import TerminalDisplay
     from streamdsb.config import load_config
 
-    loaded = load_config(config, settings)
-    run_here(loaded, _out_or_default(out, config), overwrite, TerminalDisplay())
+    if (config is None) == (resume is None):
+        raise UserError("run takes either CONFIG or --resume DIR")
+    if resume is not None:
+        if out is not None or overwrite:
+            raise UserError("--resume goes on in its own directory; --out and --overwrite do not go with it")
+        resume_here(resume, settings, TerminalDisplay())
+    if config is not None:
+        loaded = load_config(config, settings)
+        run_here(loaded, _out_or_default(out, config), overwrite, TerminalDisplay())
 
 
 @main.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,17 +46,8 @@ class Problem(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _expand_python_source(cls, values: Any) -> Any:
-        """Accept `source: {python: module:Class}` and `source: python:module:Class` for source and path."""
-        if not isinstance(values, dict):
-            return values
-        source = values.get("source")
-        target = None
-        if isinstance(source, dict) and list(source) == ["python"]:
-            target = source["python"]
-        elif isinstance(source, str) and source.startswith("python:"):
-            target = source.removeprefix("python:").strip()
-        return values if target is None else {**values, "source": "python", "path": target}
+    def _expand(cls, values: Any) -> Any:
+        return _expand_python_source(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _check_what_source_needs(self) -> Problem:
@@ -117,6 +109,42 @@ class Process(_Section):
     threads: Threads = 1
 
 
+class Checkpoints(_Section):
+    """How often the state is saved, so that an interrupted run can go on."""
+
+    every: int | str | None = Field(default="10 minutes", description="passes, or a text such as '5 minutes'")
+
+    @field_validator("every")
+    @classmethod
+    def _check_every(cls, value: int | str | None) -> int | str | None:
+        _interval(value)
+        return value
+
+    @property
+    def interval(self) -> tuple[int | None, float | None]:
+        """(passes, None), (None, seconds) or, for never, (None, None)."""
+        return _interval(self.every)
+
+    @property
+    def is_on(self) -> bool:
+        return self.every is not None
+
+
+def _interval(every: int | str | None) -> tuple[int | None, float | None]:
+    if every is None:
+        return None, None
+    if isinstance(every, int):
+        number, unit = float(every), "passes"
+    else:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) *(pass|passes|minute|minutes|min)", every.strip())
+        number, unit = (float(match[1]), match[2]) if match else (0.0, "")
+    if number <= 0 or (unit.startswith("pass") and number != int(number)):
+        raise ValueError(
+            f"is {every!r}, but it should be a number of passes such as 10, or '5 minutes', or null"
+        )
+    return (int(number), None) if unit.startswith("pass") else (None, 60.0 * number)
+
+
 class Config(_Section):
     """A whole run."""
 
@@ -125,6 +153,7 @@ class Config(_Section):
     stream: Stream = Stream()
     generator: Process = Process()
     receiver: Process = Process()
+    checkpoint: Checkpoints = Checkpoints()
 
     @model_validator(mode="after")
     def _check_what_cuda_needs(self) -> Config:
@@ -219,14 +248,29 @@ def make_config(values: Mapping[str, Any], where: str = "configuration") -> Conf
         raise UserError(f"{where}: {_sentence(error, values)}") from None
 
 
+def _expand_python_source(problem: dict[str, Any]) -> dict[str, Any]:
+    """Accept `source: {python: module:Class}` and `source: python:module:Class` for source and path."""
+    source, target = problem.get("source"), None
+    if isinstance(source, dict) and list(source) == ["python"]:
+        target = source["python"]
+    elif isinstance(source, str) and source.startswith("python:"):
+        target = source.removeprefix("python:").strip()
+    return problem if target is None else {**problem, "source": "python", "path": target}
+
+
 def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
-    problem = values.get("problem")
-    if not isinstance(problem, dict):
+    if not isinstance(values.get("problem"), dict):
         return
+    problem = values["problem"] = _expand_python_source(values["problem"])
     if isinstance(problem.get("field"), str):
         problem["field"] = str(folder.absolute() / problem["field"])
-    if problem.get("source") == "file" and isinstance(problem.get("path"), str):
-        problem["path"] = str(folder.absolute() / problem["path"])
+    path = problem.get("path")
+    if isinstance(path, str) and (problem.get("source") == "file" or _names_python_file(path)):
+        problem["path"] = str(folder.absolute() / path)
+
+
+def _names_python_file(path: str) -> bool:
+    return path.rpartition(":")[0].endswith(".py")
 
 
 def _apply_setting(values: dict[str, Any], setting: str) -> None:
@@ -243,10 +287,9 @@ def _apply_setting(values: dict[str, Any], setting: str) -> None:
         raise UserError(
             f"--set {setting}: {parts[0]} is {_shown(section)} in the file, not a section with keys"
         )
-    source_is_file = parts[0] == "problem" and section.get("source") == "file"
-    if isinstance(value, str) and (key == "problem.field" or (key == "problem.path" and source_is_file)):
-        value = str(Path(value).absolute())
     section[parts[1]] = value
+    if parts[0] == "problem" and parts[1] in ("path", "field"):
+        _anchor_paths(values, Path.cwd())
 
 
 def _sentence(error: ValidationError, values: Mapping[str, Any]) -> str:

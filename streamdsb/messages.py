@@ -51,6 +51,18 @@ class Resolved(_Message):
 
     type: Literal["resolved"] = "resolved"
     n: Natural
+    first_pass: Natural = 0
+    """The pass to begin with."""
+    checkpoints: list[str] = []
+    """Files to restore the state from, the newest first."""
+
+
+class Restored(_Message):
+    """The receiver has restored its state from a checkpoint of this problem."""
+
+    type: Literal["restored"] = "restored"
+    next_pass: Natural
+    input_hash: str
 
 
 class Listening(_Message):
@@ -154,6 +166,32 @@ class Updated(_Message):
     two_energy: list[int]
     checksum: str
     update_s: float
+    checkpoint_wait_s: float
+    """Part of update_s: the update had to wait for a checkpoint of the state before it."""
+
+
+class Save(_Message):
+    """Write the state as it is now, which `next_pass` starts from, while that pass goes on."""
+
+    type: Literal["save"] = "save"
+    path: str
+    next_pass: Natural
+    input_hash: str
+
+
+class Saved(_Message):
+    """The checkpoint before `next_pass` is on disk."""
+
+    type: Literal["saved"] = "saved"
+    next_pass: Natural
+    size: Natural
+    seconds: float
+
+
+class Drop(_Message):
+    """Forget what has come of the current pass; it will not be finished."""
+
+    type: Literal["drop"] = "drop"
 
 
 class Stop(_Message):
@@ -194,6 +232,7 @@ Message = Annotated[
     | Welcome
     | Opened
     | Resolved
+    | Restored
     | Listening
     | DeviceRing
     | Join
@@ -206,6 +245,9 @@ Message = Annotated[
     | PassReceived
     | Finish
     | Updated
+    | Save
+    | Saved
+    | Drop
     | Stop
     | Spins
     | Farewell

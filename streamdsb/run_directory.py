@@ -5,6 +5,7 @@ records.jsonl      energies and checksum, a line a pass
 timings.jsonl      seconds, bytes and frame counts, a line a pass
 summary.json       problem, volumes, rates, memory, versions, machine, outcome
 best_spins.npy     int8 (n,) of ±1: the lowest energy of the whole run
+checkpoints/       the last two states that an interrupted run can go on from
 final_spins.npy    uint8 (B, ceil(n / 64) * 8): sign bitmaps after the last pass, as checksummed
 """
 
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from streamdsb.checkpoint import FOLDER
 from streamdsb.errors import UserError
 
 CONFIG = "config.yaml"
@@ -26,7 +29,8 @@ TIMINGS = "timings.jsonl"
 SUMMARY = "summary.json"
 BEST_SPINS = "best_spins.npy"
 FINAL_SPINS = "final_spins.npy"
-_ALL = (CONFIG, RECORDS, TIMINGS, SUMMARY, BEST_SPINS, FINAL_SPINS)
+REPORT = "report.png"
+_ALL = (CONFIG, RECORDS, TIMINGS, SUMMARY, BEST_SPINS, FINAL_SPINS, REPORT)
 
 
 def record_line(pass_index: int, two_energy: Sequence[int], checksum: str) -> str:
@@ -51,7 +55,7 @@ def check_free(path: Path, overwrite: bool) -> None:
             raise UserError(
                 f"--out {path} exists and is not empty; name another directory or add --overwrite"
             )
-        strangers = sorted(entry.name for entry in path.iterdir() if entry.name not in _ALL)
+        strangers = sorted(entry.name for entry in path.iterdir() if entry.name not in (*_ALL, FOLDER))
         if strangers:
             raise UserError(
                 f"--out {path}: --overwrite replaces a run, but {strangers[0]} in it is not part of one"
@@ -64,10 +68,15 @@ def check_free(path: Path, overwrite: bool) -> None:
 class _Lines:
     """A file of lines, each written whole or not at all."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keep: int) -> None:
+        """Append to `path` after its first `keep` lines; what follows them goes."""
         self._path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL, 0o644)
-        self._size = 0
+        lines = path.read_bytes().splitlines(keepends=True)[:keep] if keep else []
+        if len(lines) < keep or (lines and not lines[-1].endswith(b"\n")):
+            raise UserError(f"{path}: {len(lines)} whole lines, but the checkpoint continues after {keep}")
+        self._size = sum(len(line) for line in lines)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.ftruncate(self._file, self._size)
 
     def append(self, line: str) -> None:
         data = line.encode() + b"\n"
@@ -94,10 +103,29 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             for name in _ALL:
                 (path / name).unlink(missing_ok=True)
-            self._records = _Lines(path / RECORDS)
-            self._timings = _Lines(path / TIMINGS)
+            self.forget_checkpoints()
+            self._open_lines(keep=0)
         except OSError as error:
             raise _write_error(path, error) from None
+
+    @classmethod
+    def resume(cls, path: Path, passes: int) -> RunDirectory:
+        """Go on in an existing directory after its first `passes` records."""
+        directory = cls.__new__(cls)
+        directory.path = path
+        try:
+            directory._open_lines(passes)
+        except OSError as error:
+            raise _write_error(path, error) from None
+        return directory
+
+    def _open_lines(self, keep: int) -> None:
+        self._records = _Lines(self.path / RECORDS, keep)
+        self._timings = _Lines(self.path / TIMINGS, keep)
+
+    def forget_checkpoints(self) -> None:
+        """Remove all checkpoints: the run is complete, or a new one takes its place."""
+        shutil.rmtree(self.path / FOLDER, ignore_errors=True)
 
     def write_config(self, text: str) -> None:
         self._write_whole(CONFIG, text.encode())

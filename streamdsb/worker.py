@@ -22,7 +22,7 @@ from streamdsb.config import Config, load_config, make_config
 from streamdsb.errors import RunFailed, StreamdsbError, UserError
 from streamdsb.join import Origin
 from streamdsb.machine import peak_memory
-from streamdsb.messages import PROTOCOL, Failed, Farewell, Hello, Role, Stop, Welcome
+from streamdsb.messages import PROTOCOL, Drop, Failed, Farewell, Hello, Role, Stop, Welcome
 
 _LAST_RESORT_S = 3.0
 """How long a process that has lost its coordinator may take to end by itself."""
@@ -89,6 +89,7 @@ class Control:
                 message, data = self._channel.receive()
                 if isinstance(message, Stop):
                     self.end = message
+                if isinstance(message, Stop | Drop):
                     self.cancelled.set()
                 self._inbox.put((message, data))
                 if isinstance(message, Stop):
@@ -181,6 +182,21 @@ class Shares(Generic[T]):
         # that the others were cancelled only follows from the one that failed
         for cause in sorted(filter(None, failures), key=lambda cause: isinstance(cause, Cancelled)):
             raise cause
+
+
+class Background:
+    """Work in a thread of its own, whose error is raised where it is waited for."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._future = self._pool.submit(work)
+
+    def wait(self) -> None:
+        """Wait for the end of the work; raises what it raised."""
+        try:
+            self._future.result()
+        finally:
+            self._pool.shutdown()
 
 
 def every(seconds: float, work: Callable[[], None]) -> None:
