@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +93,8 @@ def save(path: Path, checkpoint: Checkpoint) -> int:
         for old in find_checkpoints(path.parent.parent)[_KEPT:]:
             old.unlink()
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
     return size
 
