@@ -40,22 +40,18 @@ struct Job {
     Share share[8];
 };
 
+// Four threads a header, 16 bytes each, so that it leaves as one store.
 __device__ void compose_headers(const Job& job, const Tile& tile, u32 pass, u32 queue, u64 sequence) {
-    if (threadIdx.x >= tile.rows) return;
-    Header h{};
-    h.ethertype = u16(job.ethertype);
-    h.version = FRAME_VERSION;
-    h.type = TYPE_TILE;
-    h.run = job.run;
-    h.pass = pass;
-    h.sequence = sequence + threadIdx.x;
-    h.row = tile.group * GROUP_ROWS + threadIdx.x;
-    h.block = u32(tile.block);
-    h.queue = u16(queue);
-    h.format = FORMAT_PM1;
-    h.couplings = block_couplings(job.n, tile.block);
-    *reinterpret_cast<Header*>(tile.frames + threadIdx.x * FRAME_BYTES) = h;
+    u32 frame = threadIdx.x / 4, part = threadIdx.x % 4;
+    if (frame >= tile.rows) return;
+    u64 number = sequence + frame, row = tile.group * GROUP_ROWS + frame;
+    uint4 piece = make_uint4(block_couplings(job.n, tile.block), 0, 0, 0);
+    if (part == 0) piece = make_uint4(0, 0, 0, TYPE_TILE << 24 | FRAME_VERSION << 16 | job.ethertype);
+    if (part == 1) piece = make_uint4(job.run, pass, u32(number), u32(number >> 32));
+    if (part == 2) piece = make_uint4(u32(row), u32(row >> 32), u32(tile.block), FORMAT_PM1 << 16 | queue);
+    reinterpret_cast<uint4*>(tile.frames + frame * FRAME_BYTES)[part] = piece;
 }
+static_assert(COMPOSERS == 4 * GROUP_ROWS, "four threads a header");
 
 __device__ void compose_end(const Job& job, u8* frame, u32 pass, u32 queue, u64 count) {
     if (threadIdx.x) return;

@@ -8,6 +8,7 @@
 
 constexpr u32 COMPOSERS = 256;
 constexpr u32 COMPOSER_WARPS = COMPOSERS / WARP;
+constexpr u32 LINE_SHIFT = 4;  // 16-byte pieces of a header: from a line's start to a payload's
 
 // The rows of one 64-row group in one column block.
 struct Tile {
@@ -42,8 +43,11 @@ __device__ __forceinline__ void compose_above(const Tile& t, u32 begin, u32 end)
         u64 i = t.group * GROUP_ROWS + row;
         u64 base = counter(t.key, i, t.first_word());
         ulonglong2* out = reinterpret_cast<ulonglong2*>(t.payload(row));
+        // A payload begins in the middle of a 128-byte line: start where a warp's stores fill whole lines.
 #pragma unroll 4
-        for (u32 p = pair_begin + lane; p < pair_end; p += WARP) {
+        for (u32 q = (pair_begin + LINE_SHIFT) / WARP * WARP + lane; q < pair_end + LINE_SHIFT; q += WARP) {
+            u32 p = q - LINE_SHIFT;
+            if (q < pair_begin + LINE_SHIFT) continue;
             u64 z = base + u64(2 * p) * HASH_WORD;
             out[p] = make_ulonglong2(mix(z), mix(z + HASH_WORD));
         }
@@ -59,8 +63,8 @@ __device__ __forceinline__ void compose_above(const Tile& t, u32 begin, u32 end)
 // 128 consecutive bytes of a row at a time.
 __device__ __forceinline__ void compose_below(const Tile& t, u32 end) {
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    for (u32 first = warp * WARP; first < 2 * end; first += COMPOSERS) {
-        u32 half = first + lane;
+    for (u32 first = warp * WARP; first < 2 * end + 4 * LINE_SHIFT; first += COMPOSERS) {
+        u32 half = first + lane - 4 * LINE_SHIFT;  // of a word, so that a warp writes whole lines; may wrap below 0
         u64 j = t.first_word() * 64 + u64(half) * 32;
         u64 z = counter(t.key, j, t.group);
         u32 low[32], high[32];
@@ -125,7 +129,9 @@ __device__ __forceinline__ void compose_random(const Tile& t) {
 // A word of the row of spin i is the word of planted signs, or its complement where eta_i is -1.
 __device__ __forceinline__ void compose_mattis(const Tile& t) {
     u64 rows = hash(t.key, 0, t.group);
-    for (u32 p = threadIdx.x; 2 * p < t.words(); p += COMPOSERS) {
+    static_assert(COMPOSERS == BLOCK_WORDS / 2 + LINE_SHIFT, "a thread a pair of words, in whole lines");
+    u32 p = threadIdx.x - LINE_SHIFT;
+    if (threadIdx.x >= LINE_SHIFT && 2 * p < t.words()) {
         u64 w = t.first_word() + 2 * p;
         u64 first = hash(t.key, 0, w), second = hash(t.key, 0, w + 1);
         u64 first_inside = t.inside(w), second_inside = 2 * p + 1 < t.words() ? t.inside(w + 1) : 0;
