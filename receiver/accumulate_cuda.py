@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -164,6 +165,8 @@ class ReceiveKernel:
 
     def start(self) -> None:
         """Launch the kernel; it stays until `stop`. The device must be idle before."""
+        # freeing device memory waits for the kernel's end: collect what is left of earlier runs now
+        gc.collect()
         with self._stream:
             self._kernel((self._blocks,), (_THREADS,), (self._job,), shared_mem=self._shared)
 
@@ -240,6 +243,10 @@ class ReceiveKernel:
             )
             for index, row in enumerate(self.counts)
         )
+
+    def free(self) -> None:
+        """Give the device memory back, once the kernel has ended; the counts stay."""
+        del self._units, self._pending, self._state, self._job, self._ring
 
     @property
     def starved_cycles(self) -> int:

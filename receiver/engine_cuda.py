@@ -72,6 +72,13 @@ class CudaReceiverEngine(ReceiverEngine):
         self._kernel.start()
         self._ring.receiving.set()
 
+    def run(self) -> None:
+        super().run()
+        # at once: beside a resident kernel, of a later run in this process, freeing would wait for its end
+        self._kernel.free()
+        self._state.free()
+        self._ring.free()
+
     def stop(self) -> None:
         self._kernel.stop()
 

@@ -59,6 +59,10 @@ class CudaState:
         self.signs.get(out=self.host_signs)
         cuda.settle()
 
+    def free(self) -> None:
+        """Give the device memory back; what is on the host stays."""
+        del self.positions, self.momenta, self.counts, self.signs, self._field
+
     @property
     def nbytes(self) -> int:
         """Device memory of the state."""

@@ -41,6 +41,11 @@ def test_ring_that_is_smaller_than_a_pass(ring: int, tmp_path: Path) -> None:
     assert run_in_threads(config, tmp_path) == expected_records(config)
 
 
+def test_checkpoints_beside_resident_kernels(tmp_path: Path) -> None:
+    config = on_one_gpu("random", 5000, updates=10, checkpoint={"every": 2})
+    assert run_in_threads(config, tmp_path) == expected_records(config)
+
+
 def test_a_field(tmp_path: Path) -> None:
     field = np.random.default_rng(3).integers(-(2**31), 2**31 - 1, 1000).astype(np.int32)
     config = on_one_gpu("random", 1000)

@@ -45,6 +45,7 @@ class PeerRing:
         """Set once the receive kernel runs, for a generator in the same process."""
         self._base = base
         self._memory = memory
+        self._allocated = memory is not None
         self._words = queues * places
 
     @classmethod
@@ -71,7 +72,7 @@ class PeerRing:
     @property
     def is_here(self) -> bool:
         """True if this process allocated the ring."""
-        return self._memory is not None
+        return self._allocated
 
     @property
     def nbytes(self) -> int:
@@ -122,8 +123,12 @@ class PeerRing:
             ) from error
         return cls(ring.queues, ring.places, base, None)
 
+    def free(self) -> None:
+        """Give the device memory of a ring that this process allocated back."""
+        self._memory = None
+
     def close(self) -> None:
-        """Unmap what `open` mapped; a ring of this process is freed with its last reference."""
+        """Unmap what `open` mapped; nothing for a ring of this process."""
         import cupy
 
         if not self.is_here:
