@@ -25,7 +25,7 @@ from tests.harness import (
 TOKEN = "correct horse battery staple"
 WITH_TOKEN = {"STREAMDSB_TOKEN": TOKEN}
 SMALL = config_of(n=500, updates=4, stream={"transport": "tcp"})
-LONG = config_of(n=3000, updates=1500, stream={"transport": "tcp"})
+LONG = config_of(n=3000, updates=400, stream={"transport": "tcp"})
 
 
 def free_port() -> int:
