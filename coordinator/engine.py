@@ -27,6 +27,7 @@ from streamdsb.messages import (
     Compiling,
     DeviceRing,
     Drop,
+    Dropped,
     Finish,
     Listening,
     Opened,
@@ -48,6 +49,7 @@ M = TypeVar("M", bound=BaseModel)
 _START_TIMEOUT_S = 180.0
 """Longest time for opening couplings and compiling."""
 _SAVE_TIMEOUT_S = 600.0
+_DROP_TIMEOUT_S = 3.0
 _MARGIN_S = 5.0
 """A worker says itself what it waits for in vain; the coordinator waits this much longer."""
 
@@ -164,13 +166,18 @@ class CoordinatorEngine:
         if not self.config.checkpoint.is_on or self._next_pass > self.config.solver.updates:
             return False
         self._peers.send(Drop(), role="receiver")
+        self._skip_to(Dropped, "the receiver to drop the pass", _DROP_TIMEOUT_S)
         self._save(directory)
-        deadline = time.monotonic() + _SAVE_TIMEOUT_S
-        while True:
-            remaining = max(0.0, deadline - time.monotonic())
-            message = self._next(remaining, "the checkpoint before leaving")
-            if isinstance(message, Saved) and message.next_pass == self._next_pass:
-                return True
+        while self._skip_to(Saved, "the last checkpoint", _SAVE_TIMEOUT_S).next_pass != self._next_pass:
+            pass
+        return True
+
+    def _skip_to(self, kind: type[M], waiting_for: str, timeout_s: float) -> M:
+        """The next message of `kind`; whatever comes before it does not matter any more."""
+        deadline = time.monotonic() + timeout_s
+        while not isinstance(message := self._next(max(0.0, deadline - time.monotonic()), waiting_for), kind):
+            pass
+        return message
 
     def _save(self, directory: RunDirectory) -> None:
         path = path_of(directory.path.absolute(), self._next_pass)

@@ -19,6 +19,7 @@ from streamdsb.errors import RunFailed
 from streamdsb.messages import (
     Begin,
     Drop,
+    Dropped,
     Finish,
     PassReceived,
     Progress,
@@ -121,6 +122,7 @@ class ReceiverEngine(ABC):
                     self._saving = Background(partial(self._save, message, self.state))
                 elif isinstance(message, Drop):
                     self._control.cancelled.clear()
+                    self._control.send(Dropped())
                 else:
                     raise RunFailed(f"the coordinator sent {type(message).__name__} in the middle of a run")
                 message = self._control.next()

@@ -194,6 +194,12 @@ class Drop(_Message):
     type: Literal["drop"] = "drop"
 
 
+class Dropped(_Message):
+    """The receiver has forgotten the current pass."""
+
+    type: Literal["dropped"] = "dropped"
+
+
 class Stop(_Message):
     """The run is over; say what is left to say and end."""
 
@@ -248,6 +254,7 @@ Message = Annotated[
     | Save
     | Saved
     | Drop
+    | Dropped
     | Stop
     | Spins
     | Farewell
