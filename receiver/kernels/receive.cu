@@ -397,15 +397,14 @@ __device__ bool take_unit(const Job& job, u64 ticket, Unit& unit, u64& starved) 
     __shared__ bool taken;
     if (threadIdx.x == 0) {
         const Unit* published = job.ring + (ticket & job.ring_mask);
-        taken = true;
         i64 start = clock64();
-        while (load_acquire(&published->ticket) != ticket + 1) {
-            if (load_relaxed(&job.state->stop)) {
-                taken = false;
-                break;
-            }
+        // asked for first and looked at last, so that the two loads overlap; also while there is work
+        u64 stopped = load_relaxed(&job.state->stop);
+        while (load_acquire(&published->ticket) != ticket + 1 && !stopped) {
             __nanosleep(20);
+            stopped = load_relaxed(&job.state->stop);
         }
+        taken = !stopped;
         starved += clock64() - start;
         if (taken) {
             const uint4* from = reinterpret_cast<const uint4*>(published);

@@ -34,14 +34,13 @@ struct PeerQueue {
         __shared__ bool granted;
         if (threadIdx.x == 0) {
             const u64* word = credit + burst % places;
-            granted = true;
-            while (load_acquire_system(word) != burst) {
-                if (load_relaxed(stop)) {
-                    granted = false;
-                    break;
-                }
+            // asked for first and looked at last, so that the two loads overlap
+            u64 stopped = load_relaxed(stop);
+            while (load_acquire_system(word) != burst && !stopped) {
                 __nanosleep(200);
+                stopped = load_relaxed(stop);
             }
+            granted = !stopped;
         }
         __syncthreads();
         return granted;
