@@ -213,3 +213,24 @@ def pipeline(n: int, output: Path | None) -> None:
     from validation.bench_pipeline import main as measure
 
     measure(n, output)
+
+
+@bench.command()
+@click.option(
+    "--only",
+    default="accumulate,synthesize,run,host,peer",
+    show_default=True,
+    help="Parts to measure; peer needs a second GPU.",
+)
+@click.option(
+    "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
+)
+def cuda(only: str, output: Path | None) -> None:
+    """Synthesis and accumulation alone, and whole passes, on one GPU and between two."""
+    from validation.bench_cuda import PARTS
+    from validation.bench_cuda import main as measure
+
+    parts = only.split(",")
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise UserError(f"--only {unknown[0]}: the parts are {', '.join(PARTS)}")
+    measure(parts, output)

@@ -1,6 +1,6 @@
 """Rates on a GPU: accumulation and synthesis alone, the whole run, a table and JSON.
 
-    python -m validation.bench_cuda [--json FILE] [--only accumulate,synthesize,run,peer]
+    streamdsb bench cuda [--json FILE] [--only accumulate,synthesize,run,host,peer]
 
 Stages alone are timed by device events around one launch over 4 GB of frames that the synthesis kernel
 filled; the whole run by the wall clock around passes, all boundary work (drain, energies, update, checksum,
@@ -9,30 +9,38 @@ record, release) included.  GB are 10^9 bytes of payload, padding included.  Num
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
+import os
+import platform
 import statistics
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from generator.send import QueueFeeder, send_pass
 from generator.synthesize_cuda import SOURCES, GenerateKernel
 from receiver.accumulate_cuda import ReceiveKernel, load_kernel, shared_memory, sign_tile_bytes
+from receiver.feed_cuda import HostFeed
 from receiver.update_cpu import Dynamics, checksum
 from receiver.update_cuda import CudaState
 from streamdsb import cuda
+from streamdsb.frame import CouplingFormat
 from streamdsb.hashing import key_of
-from streamdsb.layout import PAYLOAD_BYTES, Layout, RowRange
+from streamdsb.layout import FRAME_BYTES, PAYLOAD_BYTES, Layout, RowRange
 from streamdsb.queues.peer import PLACE_BYTES, PeerRing
+from streamdsb.queues.shm import ShmLink, ShmReceiver, ShmSender
 from streamdsb.run_directory import record_line
 
 RING_BYTES = 64 << 20
-PARTS = ("accumulate", "synthesize", "run", "peer")
+PARTS = ("accumulate", "synthesize", "run", "host", "peer")
 ACCUMULATE = [
     *((b, path, 256, blocks) for b in (1, 2, 3) for path in ("popc", "mma") for blocks in (2, 4)),
     *((b, "mma", 256, 2) for b in (8, 16, 32, 64)),
@@ -229,6 +237,67 @@ def bench_peer(say: Callable[[str], None], results: list[dict[str, Any]]) -> Non
         bench_run(say, results, 1_000_000, 8, 3, queues, generator_device=1)
 
 
+class Unwritten:
+    """Couplings whose frames hold whatever was there: a source that costs nothing."""
+
+    coupling_format = CouplingFormat.PM1
+    symmetric = True
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def fill(self, rows: RowRange, column_block: int, out: np.ndarray) -> None:
+        """Leave `out` as it is."""
+
+
+def bench_host(say: Callable[[str], None], results: list[dict[str, Any]]) -> None:
+    """Frames of a sender on the host, through rings in shared memory, into the resident kernel on the GPU."""
+    n, queues, burst, bursts, passes = 200_000, 4, 2048, 4, 5
+    layout = Layout(n, 8, queues)
+    links = [ShmLink.create(burst, bursts) for _ in range(queues)]
+    # an end closes the descriptor that it is given
+    senders = [ShmSender(os.dup(link.ring), link.sender_bell, burst, bursts, "us") for link in links]
+    ends = [ShmReceiver(link.ring, link.receiver_bell, burst, bursts, "the sender") for link in links]
+    rows, source, cancelled = layout.queue_rows, Unwritten(n), threading.Event()
+    feeders = [QueueFeeder(q, rows[q], layout, 1, source, senders[q]) for q in range(queues)]
+    ring = PeerRing.allocate(queues, 128 << 20, host_sends=True)
+    state = CudaState(layout, RowRange(0, n), Dynamics(1, np.float32(1), np.float32(1)), SEED, None)
+    receiver = ReceiveKernel(layout, rows, 1, 0, ring, state)
+    feed = HostFeed(ends, ring)
+    ceiling = _pinned_copy_rate()
+    receiver.start()
+    times = []
+    try:
+        for k in range(passes):
+            for feeder in feeders:
+                feeder.begin_pass(k, None)
+            start = time.perf_counter()
+            thread = threading.Thread(target=send_pass, args=(feeders, 10.0, cancelled))
+            thread.start()
+            feed.forward_pass(10.0, lambda: None)
+            receiver.wait_drained(k + 1, 10.0)
+            times.append(time.perf_counter() - start)
+            thread.join()
+    finally:
+        receiver.stop()
+    rate = layout.frames_per_pass * FRAME_BYTES / statistics.median(times[1:]) / 1e9
+    say(
+        f"host to GPU, n={n}: {rate:.1f} GB/s of frames, {rate / ceiling:.0%} of a pinned copy's"
+        f" {ceiling:.1f} GB/s"
+    )
+    results.append(
+        {"stage": "host to GPU", "gb_per_s": rate, "pinned_copy_gb_per_s": ceiling, "clock": "wall"}
+    )
+
+
+def _pinned_copy_rate() -> float:
+    import cupyx
+
+    host = cupyx.empty_pinned(256 << 20, np.uint8)
+    device = cuda.empty(host.size, np.uint8)
+    return float(host.size / cuda.event_seconds(lambda: device.set(host), 5) / 1e9)
+
+
 def measure(say: Callable[[str], None], only: Iterable[str] = PARTS) -> list[dict[str, Any]]:
     """Measure the parts named in `only` on the current device; a line each to `say`."""
     results: list[dict[str, Any]] = []
@@ -236,29 +305,48 @@ def measure(say: Callable[[str], None], only: Iterable[str] = PARTS) -> list[dic
     if parts & {"accumulate", "synthesize"}:
         bench_stages(say, results, parts)
     if "run" in parts:
-        for queues, ring in ((1, 64), (2, 64), (4, 64), (8, 64), (8, 48), (8, 32), (8, 128)):
+        for queues, ring in ((8, 64), (4, 64), (1, 64)):
             bench_run(say, results, 1_000_000, 8, 5, queues, ring << 20)
         for replicas in (1, 32):
-            bench_run(say, results, 1_000_000, replicas, 3, 8)
+            bench_run(say, results, 1_000_000, replicas, 5, 8)
         for n, passes in ((10_000, 200), (100_000, 50)):
-            bench_run(say, results, n, 8, passes, 4)
             bench_run(say, results, n, 8, passes, 8)
+    if "host" in parts:
+        bench_host(say, results)
     if "peer" in parts and cuda.device_count() > 1:
         bench_peer(say, results)
     return results
 
 
-def main() -> None:
-    """Run the benchmark on device 0; with a second GPU, also from that one to it."""
-    parser = argparse.ArgumentParser(prog="python -m validation.bench_cuda", description=main.__doc__)
-    parser.add_argument("--json", type=Path, help="write all numbers here")
-    parser.add_argument("--only", default=",".join(PARTS), help="parts to run (default: %(default)s)")
-    given = parser.parse_args()
+def describe_machine(say: Callable[[str], None], command: str) -> None:
+    """Machine, driver, versions, date and command, for the head of a log."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    names = [runtime.getDeviceProperties(d)["name"].decode() for d in range(runtime.getDeviceCount())]
+    say(f"date     {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
+    say(f"machine  {platform.node()}, {platform.platform()}, {', '.join(names)}")
+    say(f"driver   {_driver()}, CUDA {runtime.driverGetVersion()}, NVRTC {cupy.cuda.nvrtc.getVersion()}")
+    say(f"versions Python {platform.python_version()}, CuPy {cupy.__version__}")
+    say(f"command  {command}")
+
+
+def _driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0]
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def main(only: Iterable[str], output: Path | None) -> None:
+    """Measure on device 0, with a second GPU also from that one to it; a table, and JSON into `output`."""
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
     cuda.use_device(0)
-    results = measure(lambda line: print(line, flush=True), given.only.split(","))
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    describe_machine(say, f"streamdsb bench cuda --only {','.join(only)}")
+    results = measure(say, only)
+    if output:
+        output.write_text(json.dumps(results, indent=1) + "\n")

@@ -1,10 +1,10 @@
 """Everything that a GPU machine is asked to show, in one run: records equal to the CPU's, runs, rates.
 
-    python -m validation.gpu_check [--out FOLDER] [--parts records,runs,sanitizer,rates,large]
+    python -m validation.gpu_check [--out FOLDER] [--parts records,records2,runs,sanitizer,rates,large]
 
 records    the resident kernels against the hashes of the CPU backend's records.jsonl (references.json):
-           mattis and random, n = 1000 to 100,000, B = 1, 8, 32, 20 updates, 1, 4 and 8 queues; with a second
-           GPU, the same with the generator on that one
+           mattis and random, n = 1000 to 100,000, B = 1, 8, 32, 20 updates, 1, 4 and 8 queues
+records2   the same with the generator on a second GPU, if there is one
 runs       whole `streamdsb run`s, each beside its twin on the CPU: one GPU, a CPU generator before a GPU, and
            two GPUs in two processes, if there are two
 sanitizer  compute-sanitizer, memcheck and racecheck, on a small run
@@ -19,17 +19,20 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import platform
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+
 from streamdsb import cuda
+from streamdsb.layout import Layout, RowRange
+from streamdsb.queues.peer import PeerRing
+from validation.bench_cuda import Loop, describe_machine, measure
 
 REFERENCES = Path(__file__).parent / "results" / "cuda" / "references.json"
 UPDATES = 20
@@ -60,43 +63,23 @@ def digest(records: Iterable[str]) -> str:
     return hashlib.sha256("".join(line + "\n" for line in records).encode()).hexdigest()
 
 
-def describe_machine(log: Log) -> None:
-    """Machine, driver, versions, date and command."""
-    import cupy
-
-    runtime = cupy.cuda.runtime
-    names = [runtime.getDeviceProperties(d)["name"].decode() for d in range(runtime.getDeviceCount())]
-    log.say(f"date     {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
-    log.say(f"machine  {platform.node()}, {platform.platform()}, {', '.join(names)}")
-    log.say(f"driver   {_driver()}, CUDA {runtime.driverGetVersion()}, NVRTC {cupy.cuda.nvrtc.getVersion()}")
-    log.say(f"versions Python {platform.python_version()}, CuPy {cupy.__version__}")
-    log.say(f"command  python -m validation.gpu_check {' '.join(sys.argv[1:])}")
-
-
-def _driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0]
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def check_records(log: Log, generator_device: int) -> None:
     """The matrix of problems and queues against the references."""
-    from validation.bench_cuda import Loop
-
     where = "one GPU" if generator_device == 0 else "two GPUs"
     for case, expected in json.loads(REFERENCES.read_text()).items():
         source, n, replicas = case.split("-")
         for queues in QUEUES:
             start = time.perf_counter()
-            with Loop(
-                int(n), int(replicas), UPDATES, source, queues, generator_device=generator_device
-            ) as loop:
-                got = digest(loop.record(k) for k in range(UPDATES + 1))
+            got = digest(records(int(n), int(replicas), source, queues, generator_device))
             seconds = time.perf_counter() - start
             what = f"records {where} {source} n={n} B={replicas} queues={queues} ({seconds:.2f} s)"
             log.check(what, got == expected)
+
+
+def records(n: int, replicas: int, source: str, queues: int, generator_device: int) -> list[str]:
+    """The lines of a run by the resident kernels; its memory is free again when this returns."""
+    with Loop(n, replicas, UPDATES, source, queues, generator_device=generator_device) as loop:
+        return [loop.record(k) for k in range(UPDATES + 1)]
 
 
 RUNS: dict[str, list[str]] = {
@@ -152,27 +135,63 @@ def run(out: Path, settings: list[str], timeout_s: float = 60) -> tuple[int, str
     return done.returncode, (done.stdout + done.stderr)[-2000:]
 
 
+def run_kernels_in_turn(replicas: int, queues: int) -> None:
+    """A pass through generate kernel and then receive kernel, for tools that run one kernel at a time.
+
+    Raises RuntimeError if its energies are not the oracle's.
+    """
+    from generator.synthesize_cuda import GenerateKernel
+    from receiver.accumulate_cuda import ReceiveKernel
+    from receiver.update_cpu import Dynamics
+    from receiver.update_cuda import CudaState
+    from validation import oracle
+
+    n, seed = 1000, 42
+    layout = Layout(n, replicas, queues)
+    xi = np.float32(0.5 / np.sqrt(np.float64(n)))
+    ring = PeerRing.allocate(queues, 16 << 20)  # room for the whole pass
+    state = CudaState(layout, RowRange(0, n), Dynamics(1, xi, np.float32(1.1)), seed, None)
+    receiver = ReceiveKernel(layout, layout.queue_rows, 1, 0, ring, state)
+    generator = GenerateKernel(layout, layout.queue_rows, "random", seed, 1, 0, 1, ring)
+    generator.release(1)
+    generator.start()
+    cuda.settle()
+    energies = []
+
+    def lead() -> None:
+        receiver.wait_drained(1, timeout=60)
+        energies.extend(receiver.finish_pass(0, 1, state.host_signs).tolist())
+        receiver.stop()
+
+    thread = threading.Thread(target=lead)
+    thread.start()
+    receiver.start()
+    thread.join()
+    couplings = oracle.random_couplings(n, seed)
+    expected = next(oracle.passes(couplings, replicas=replicas, updates=1, seed=seed))
+    if json.loads(expected.record)["two_energy"] != energies:
+        raise RuntimeError(f"the energies of {replicas} replicas are not the oracle's")
+
+
 def check_sanitizer(log: Log) -> None:
-    """memcheck and racecheck on a small run of the resident kernels."""
+    """memcheck and racecheck on a small pass of the resident kernels."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         log.say("skip sanitizer: compute-sanitizer is not installed")
         return
-    code = (
-        "from validation.bench_cuda import Loop\n"
-        "for b, q in ((8, 2), (1, 1), (33, 1)):\n"
-        "    with Loop(1000, b, 2, 'random', q, ring_bytes=1 << 22) as loop:\n"
-        "        [loop.record(k) for k in range(3)]\n"
-    )
+    calls = "; ".join(f"run_kernels_in_turn({b}, {q})" for b, q in ((8, 2), (1, 1), (33, 1)))
+    code = f"from validation.gpu_check import run_kernels_in_turn; {calls}"
     for check in ("memcheck", "racecheck"):
         command = [tool, "--tool", check, "--error-exitcode", "9", sys.executable, "-c", code]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        except subprocess.TimeoutExpired:
-            log.check(f"sanitizer {check}: no end after 120 s", False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        except subprocess.TimeoutExpired as error:
+            log.check(f"sanitizer {check}: no end after {error.timeout:g} s", False)
             continue
-        last = (done.stdout + done.stderr).strip().split("\n")[-1]
-        log.check(f"sanitizer {check}: {last}", done.returncode == 0)
+        lines = (done.stdout + done.stderr).strip().split("\n")
+        log.check(f"sanitizer {check}: {lines[-1]}", done.returncode == 0)
+        if done.returncode:
+            log.say("\n".join(lines[-30:]))
 
 
 LARGE = {
@@ -230,24 +249,22 @@ def main() -> int:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(prog="python -m validation.gpu_check", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"))
-    parser.add_argument("--parts", default="records,runs,sanitizer,rates,large")
+    parser.add_argument("--parts", default="records,records2,runs,sanitizer,rates,large")
     given = parser.parse_args()
     parts = set(given.parts.split(","))
     given.out.mkdir(parents=True, exist_ok=True)
     log = Log(given.out / "gpu_check.log")
     devices = cuda.device_count()
     cuda.use_device(0)
-    describe_machine(log)
+    describe_machine(log.say, f"python -m validation.gpu_check {' '.join(sys.argv[1:])}")
     if "runs" in parts:
         check_runs(log, given.out)
-    if "records" in parts:
-        for device in range(min(devices, 2)):
+    for device, part in enumerate(("records", "records2")[:devices]):
+        if part in parts:
             check_records(log, device)
     if "large" in parts:
         check_large(log, given.out)
     if "rates" in parts:
-        from validation.bench_cuda import measure
-
         (given.out / "rates.json").write_text(json.dumps(measure(log.say), indent=1) + "\n")
     if "sanitizer" in parts:
         check_sanitizer(log)
