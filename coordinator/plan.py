@@ -27,11 +27,16 @@ class Plan:
     receiver_memory: int
     generator_memory: int
     ring_memory: int
+    gpu_memory: int
+    """Of a receiver with backend cuda: state and frames; its host memory is then not estimated."""
+    gpu_ring: int
 
     @classmethod
     def of(cls, config: Config) -> Plan:
         layout = config.layout
         ring = config.stream.queues * config.stream.ring_bytes
+        on_gpu = config.receiver.backend == "cuda"
+        gpu_ring = config.stream.device_ring_mib << 20 if on_gpu else 0
         return cls(
             n=layout.n,
             replicas=layout.replicas,
@@ -42,6 +47,8 @@ class Plan:
             receiver_memory=_PROCESS_BYTES + layout.state_bytes + ring,
             generator_memory=_PROCESS_BYTES + ring + layout.bitmap_words * 8,
             ring_memory=ring,
+            gpu_memory=layout.state_bytes + gpu_ring if on_gpu else 0,
+            gpu_ring=gpu_ring,
         )
 
     def seconds_per_pass(self, payload_per_second: float) -> float:
@@ -54,9 +61,17 @@ class Plan:
             f" {bytes_text(self.matrix)}",
             f"payload {bytes_text(self.payload_per_pass)} a pass in {self.frames_per_pass:,} frames,"
             f" {bytes_text(self.payload_per_pass * self.passes)} in all",
-            f"memory {bytes_text(self.receiver_memory)} for the receiver, {bytes_text(self.generator_memory)}"
-            f" for the generator, {bytes_text(self.ring_memory)} of it shared",
+            self._memory_line(),
         ]
+
+    def _memory_line(self) -> str:
+        if self.gpu_memory:
+            gpu, frames = bytes_text(self.gpu_memory), bytes_text(self.gpu_ring)
+            return f"GPU memory {gpu} for the receiver, {frames} of it for frames"
+        return (
+            f"memory {bytes_text(self.receiver_memory)} for the receiver, {bytes_text(self.generator_memory)}"
+            f" for the generator, {bytes_text(self.ring_memory)} of it shared"
+        )
 
     def link_line(self, gigabits_per_second: float) -> str:
         """Pass time over an Ethernet link of this rate, framing included."""

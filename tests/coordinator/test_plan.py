@@ -24,6 +24,18 @@ def test_volumes(n: int, payload: int, frames: int) -> None:
     assert plan.receiver_memory > 8 * n * 12
 
 
+def test_a_receiver_on_a_gpu_takes_gpu_memory() -> None:
+    on_gpu = {
+        "stream": {"transport": "peer"},
+        "generator": {"backend": "cuda"},
+        "receiver": {"backend": "cuda"},
+    }
+    plan = Plan.of(config_of("mattis", 10_000_000, replicas=8, **on_gpu))
+    state = 8 * 10_000_000 * 12 + 9 * 156_250 * 8
+    assert plan.gpu_memory == state + (64 << 20)
+    assert "GPU memory 1.04 GB for the receiver, 67.1 MB of it for frames" in plan.lines()
+
+
 def test_nothing_is_allocated_for_the_largest_run() -> None:
     tracemalloc.start()
     "".join(Plan.of(config_of("mattis", 100_000_000, replicas=1024)).lines())
