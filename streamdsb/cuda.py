@@ -25,7 +25,7 @@ from streamdsb.errors import RunFailed, UserError
 if TYPE_CHECKING:
     import cupy
 
-PACKAGES = ("streamdsb", "generator", "receiver")
+PACKAGES = ("streamdsb", "streamdsb.service", "generator", "receiver")
 """Where kernel sources lie, each in a folder `kernels`."""
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--diag-suppress=177")

@@ -1,0 +1,399 @@
+// One request solved whole by one block of 256 threads: B replicas, K updates, the best replica's spins.
+//
+// Coupling sums are tensor-core products of the couplings (16 rows a tile) and the signs (8 replicas a tile).
+// In the accumulator layout a thread holds rows g and g + 8 and replicas 2t and 2t + 1 of a tile (g = lane / 4,
+// t = lane % 4), and x and y of those four stay in its registers for the whole trajectory; the couplings do
+// too where they fit. Signs go through shared memory, double buffered: one barrier an update.
+//
+// INT8 is m16n8k32 with signs as bytes. PM1 and TERNARY are two planes of bits, m16n8k256 and.popc:
+//   a = 2 (popc(P and v) - popc(M and v)) - (|P| - |M|).
+// A sum may be taken in any order, so columns lie as is handy: place q of each 16 is column (q >> 1) + 8 (q & 1),
+// which puts the two rows of a thread side by side. The host packs couplings accordingly (`fragments.py`).
+#pragma once
+#include "hash.cuh"
+#include "memory.cuh"
+#include "types.cuh"
+
+constexpr u32 THREADS = 256;
+constexpr u32 WARPS = THREADS / WARP;
+constexpr u32 MAX_PAIRS = 4096;
+constexpr u32 MAX_ROWS = 2048;
+constexpr u32 MAX_REPLICAS = 128;
+constexpr u32 INT8 = 3;
+constexpr u32 SIGN_BYTES = 2 * 128 * 128;  // two buffers; 128 replicas of a row of 128 bytes is the most
+
+__device__ __forceinline__ float mul(float a, float b) {
+    float c;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ __forceinline__ float add(float a, float b) {
+    float c;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+__device__ __forceinline__ float sub(float a, float b) {
+    float c;
+    asm("sub.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+
+// Whether x > 0, subnormals included whatever the compiler flushes.
+__device__ __forceinline__ bool is_up(float x) { return __float_as_int(x) > 0; }
+
+// Exact for |i| < 2^22, which every force is; two short operations instead of one long one.
+__device__ __forceinline__ float to_float(i32 i) { return sub(__int_as_float(0x4B400000 + i), 12582912.0f); }
+
+struct Problem {
+    u32 form, n, replicas, updates;
+    float xi, dt;
+    u64 seed;
+    const uint4* couplings;  // fragments, then i32 row constants of the bit planes
+};
+
+struct Shared {
+    alignas(128) u8 signs[SIGN_BYTES];
+    float2 state[MAX_PAIRS];  // x and y, where registers do not hold them
+    i32 base[MAX_ROWS];       // h, minus the row constant of bit planes
+    i32 energy[MAX_REPLICAS];
+    i32 best_energy;
+    u32 best_replica;
+    u32 spins[MAX_PAIRS / 32];
+    alignas(16) u8 request[1536];
+    u64 ticket;
+};
+
+struct Shape {
+    u32 padded, row_tiles, chunks, replica_tiles, stride, half;
+    __device__ Shape(const Problem& p) {
+        padded = (p.n + 31) / 32 * 32;
+        row_tiles = padded / 16;
+        chunks = p.form == INT8 ? (p.n + 63) / 64 : (p.n + 255) / 256;
+        replica_tiles = (p.replicas + 7) / 8;
+        // bytes of a replica's signs; see `sign_chunk` and `sign_words` for what spreads them over the banks
+        stride = p.form == INT8 ? (chunks + 1) / 2 * 128 : (chunks | 1) * 32;
+        half = replica_tiles * 8 * stride;
+    }
+};
+
+__device__ __forceinline__ float advance(float& x, float& y, float force, float xi, float dt, float detuning) {
+    float g = sub(mul(xi, force), mul(detuning, x));
+    y = add(y, mul(g, dt));
+    x = add(x, mul(y, dt));
+    bool outside = fabsf(x) > 1.0f;
+    float wall = is_up(x) ? 1.0f : -1.0f;
+    x = outside ? wall : x;
+    y = outside ? 0.0f : y;
+    return x;
+}
+
+__device__ __forceinline__ float initial_value(u64 key, u32 replica, u32 row) {
+    i32 t = i32(hash(key, replica, row) >> 40) - 8388608;
+    return mul(__int2float_rn(t), mul(0.1f, 1.0f / 8388608.0f));
+}
+
+__device__ __forceinline__ float detuning_of(u32 k, u32 updates) {
+    double pump = updates > 1 ? __ddiv_rn(double(k), double(updates - 1)) : 0.0;
+    return __double2float_rn(1.0 - pump);
+}
+
+__device__ __forceinline__ void mma_int8(i32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_bits(i32 (&c)[4], uint4 a, uint2 b) {
+    asm("mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
+}
+
+// Where 16 sign bytes of a replica lie: swizzled, so that neither the loads of a quarter warp (2 replicas, 4
+// chunks) nor the stores of a warp (4 replicas, 1 chunk) meet in a bank.
+__device__ __forceinline__ u32 sign_chunk(u32 replica, u32 chunk) {
+    u32 r = replica & 7;
+    return (chunk ^ (((r & 1) << 2) | (r >> 1))) * 16;
+}
+
+// Two fragments of one row tile: 64 columns of INT8, or both planes of 256 columns of bits.
+struct Fragment {
+    uint4 a, b;
+};
+
+template <bool IS_INT8>
+__device__ __forceinline__ void add_sums(i32 (&c)[4], i32 (&d)[4], const Fragment& f, const u8* signs,
+                                         const Shape& shape, u32 replica_tile, u32 chunk, u32 lane) {
+    u32 replica = replica_tile * 8 + lane / 4;
+    if (IS_INT8) {
+        uint4 s = *reinterpret_cast<const uint4*>(signs + replica * shape.stride +
+                                                  sign_chunk(replica, chunk * 4 + lane % 4));
+        mma_int8(c, f.a.x, f.b.x, f.a.y, f.b.y, s.x, s.y);
+        mma_int8(d, f.a.z, f.b.z, f.a.w, f.b.w, s.z, s.w);
+    } else {
+        uint2 s = *reinterpret_cast<const uint2*>(signs + replica * shape.stride + chunk * 32 + lane % 4 * 8);
+        mma_bits(c, f.a, s);
+        mma_bits(d, f.b, s);
+    }
+}
+
+// a + h of a thread's four from the two accumulators; base holds h, or h - (|P| - |M|), of its two rows.
+template <bool IS_INT8>
+__device__ __forceinline__ i32 force_of(const i32 (&c)[4], const i32 (&d)[4], const i32 (&base)[2], u32 i) {
+    return (IS_INT8 ? c[i] + d[i] : 2 * (c[i] - d[i])) + base[i / 2];
+}
+
+template <bool IS_INT8>
+__device__ __forceinline__ void store_signs(const bool (&up)[4], u8* signs, const Shape& shape, u32 replica_tile,
+                                            u32 row_tile, u32 lane) {
+    if (IS_INT8) {
+        for (u32 i = 0; i < 2; i++) {
+            u32 replica = replica_tile * 8 + lane % 4 * 2 + i;
+            u16 both = (up[i] ? 0x01 : 0xff) | (up[i + 2] ? 0x0100 : 0xff00);
+            *reinterpret_cast<u16*>(signs + replica * shape.stride + sign_chunk(replica, row_tile) + lane / 4 * 2) =
+                both;
+        }
+    } else {
+        u32 word[4];
+        for (u32 i = 0; i < 4; i++) word[i] = __ballot_sync(ALL_LANES, up[i]);
+        if (lane < 8) {  // lane r takes replica r: its bits are every fourth from r / 2 on
+            u32 low = (lane & 1) ? word[1] : word[0], high = (lane & 1) ? word[3] : word[2];
+            u32 v = ((low >> lane / 2) & 0x11111111) | (((high >> lane / 2) & 0x11111111) << 1);
+            v = (v | v >> 2) & 0x0f0f0f0f;
+            v = (v | v >> 4) & 0x00ff00ff;
+            v = v | v >> 8;
+            *reinterpret_cast<u16*>(signs + (replica_tile * 8 + lane) * shape.stride + row_tile * 2) = u16(v);
+        }
+    }
+}
+
+// Adds s (a + 2 h) of the rows inside the problem to the replicas' energies, negated.
+__device__ __forceinline__ void add_energy(const i32 (&force)[4], const bool (&up)[4], Shared& shared,
+                                           const i32 (&h)[2], const Problem& p, u32 replica_tile, u32 row_tile,
+                                           u32 lane) {
+    for (u32 i = 0; i < 2; i++) {
+        i32 total = 0;
+        for (u32 j = i; j < 4; j += 2) {
+            i32 doubled = force[j] + h[j / 2];
+            bool inside = row_tile * 16 + lane / 4 + j / 2 * 8 < p.n;
+            total += inside ? (up[j] ? doubled : -doubled) : 0;
+        }
+        for (u32 step = 4; step < WARP; step *= 2) total += __shfl_xor_sync(ALL_LANES, total, step);
+        u32 replica = replica_tile * 8 + lane % 4 * 2 + i;
+        if (lane < 4 && replica < p.replicas) atomicSub(&shared.energy[replica], total);
+    }
+}
+
+__device__ __forceinline__ i32 field_of(const Shared& shared, const Problem& p, bool has_field, u32 row) {
+    return has_field && row < p.n ? reinterpret_cast<const short*>(shared.request + 64)[row] : 0;
+}
+
+// c_k of the next 32 updates, one a lane.
+struct Detuning {
+    float values;
+    __device__ float at(u32 k, u32 updates, u32 lane) {
+        if (k % WARP == 0) values = detuning_of(k + lane, updates);
+        return __shfl_sync(ALL_LANES, values, k % WARP);
+    }
+};
+
+// ROWS row tiles and REPLICAS replica tiles a warp, CHUNKS chunks of columns: all in registers.
+template <bool IS_INT8, u32 ROWS, u32 CHUNKS, u32 REPLICAS>
+__device__ __noinline__ void solve_in_registers(const Problem& p, Shared& shared, bool has_field) {
+    const Shape shape(p);
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    u32 across = 2;  // warps that take different row tiles
+    while (across < shape.row_tiles && across < WARPS) across *= 2;
+    const u32 first_row = warp % across, first_replica = warp / across, replica_step = WARPS / across;
+    Fragment fragments[ROWS][CHUNKS];
+    i32 base[ROWS][2];
+    float x[ROWS][REPLICAS][4], y[ROWS][REPLICAS][4];
+    const u64 position_key = mix(p.seed + 3 * HASH_ROW), momentum_key = mix(p.seed + 4 * HASH_ROW);
+    bool up[4];
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++) {
+        const u32 tile = first_row + r * WARPS;
+        const bool inside = tile < shape.row_tiles;
+#pragma unroll
+        for (u32 c = 0; c < CHUNKS; c++) {
+            const uint4* from = p.couplings + (u64(tile) * CHUNKS + c) * 2 * WARP + lane;
+            fragments[r][c].a = inside ? load_uncached(from) : uint4{0, 0, 0, 0};
+            fragments[r][c].b = inside ? load_uncached(from + WARP) : uint4{0, 0, 0, 0};
+        }
+        for (u32 i = 0; i < 2; i++) base[r][i] = inside ? shared.base[tile * 16 + lane / 4 + 8 * i] : 0;
+#pragma unroll
+        for (u32 b = 0; b < REPLICAS; b++) {
+            const u32 replica_tile = first_replica + b * replica_step;
+            if (!inside || replica_tile >= shape.replica_tiles) continue;
+            for (u32 i = 0; i < 4; i++) {
+                u32 replica = replica_tile * 8 + lane % 4 * 2 + i % 2, row = tile * 16 + lane / 4 + i / 2 * 8;
+                x[r][b][i] = initial_value(position_key, replica, row);
+                y[r][b][i] = initial_value(momentum_key, replica, row);
+                up[i] = is_up(x[r][b][i]);
+            }
+            store_signs<IS_INT8>(up, shared.signs, shape, replica_tile, tile, lane);
+        }
+    }
+    Detuning detuning;
+    __syncthreads();
+    for (u32 k = 0; k <= p.updates; k++) {
+        const u8* now = shared.signs + (k & 1) * shape.half;
+        u8* next = shared.signs + (~k & 1) * shape.half;
+        const bool last = k == p.updates;
+        const float c_k = detuning.at(k, p.updates, lane);
+#pragma unroll
+        for (u32 b = 0; b < REPLICAS; b++) {
+            const u32 replica_tile = first_replica + b * replica_step;
+            if (replica_tile >= shape.replica_tiles) continue;
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) {
+                const u32 tile = first_row + r * WARPS;
+                if (tile >= shape.row_tiles) continue;
+                i32 c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0}, force[4];
+#pragma unroll
+                for (u32 chunk = 0; chunk < CHUNKS; chunk++)
+                    add_sums<IS_INT8>(c, d, fragments[r][chunk], now, shape, replica_tile, chunk, lane);
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    force[i] = force_of<IS_INT8>(c, d, base[r], i);
+                    if (!last) advance(x[r][b][i], y[r][b][i], to_float(force[i]), p.xi, p.dt, c_k);
+                    up[i] = is_up(x[r][b][i]);
+                }
+                if (!last) {
+                    store_signs<IS_INT8>(up, next, shape, replica_tile, tile, lane);
+                } else {
+                    i32 h[2];
+                    for (u32 i = 0; i < 2; i++) h[i] = field_of(shared, p, has_field, tile * 16 + lane / 4 + 8 * i);
+                    add_energy(force, up, shared, h, p, replica_tile, tile, lane);
+                }
+            }
+        }
+        __syncthreads();
+    }
+}
+
+// The same for any shape: x and y in shared memory, couplings from the cache at every update.
+template <bool IS_INT8>
+__device__ __noinline__ void solve_in_memory(const Problem& p, Shared& shared, bool has_field) {
+    const Shape shape(p);
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const u64 position_key = mix(p.seed + 3 * HASH_ROW), momentum_key = mix(p.seed + 4 * HASH_ROW);
+    const u32 tiles = shape.row_tiles * shape.replica_tiles;
+    Detuning detuning;
+    for (u32 k = 0; k <= p.updates + 1; k++) {  // turn 0 makes the initial state, turn k + 1 update k
+        const u8* now = shared.signs + (~k & 1) * shape.half;
+        u8* next = shared.signs + (k & 1) * shape.half;
+        const bool first = k == 0, last = k == p.updates + 1;
+        const float c_k = first ? 0.0f : detuning.at(k - 1, p.updates, lane);
+        for (u32 turn = warp; turn < tiles; turn += WARPS) {
+            const u32 tile = turn % shape.row_tiles, replica_tile = turn / shape.row_tiles;
+            i32 c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0}, force[4], base[2];
+            const uint4* from = p.couplings + u64(tile) * shape.chunks * 2 * WARP + lane;
+            for (u32 chunk = 0; chunk < shape.chunks && !first; chunk++) {
+                Fragment f = {load_uncached(from + chunk * 2 * WARP), load_uncached(from + (chunk * 2 + 1) * WARP)};
+                add_sums<IS_INT8>(c, d, f, now, shape, replica_tile, chunk, lane);
+            }
+            for (u32 i = 0; i < 2; i++) base[i] = shared.base[tile * 16 + lane / 4 + 8 * i];
+            bool up[4];
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                u32 replica = replica_tile * 8 + lane % 4 * 2 + i % 2, row = tile * 16 + lane / 4 + i / 2 * 8;
+                force[i] = force_of<IS_INT8>(c, d, base, i);
+                up[i] = false;
+                if (replica >= p.replicas) continue;
+                float2& place = shared.state[replica * shape.padded + row];
+                float x = place.x, y = place.y;
+                if (first) {
+                    x = initial_value(position_key, replica, row);
+                    y = initial_value(momentum_key, replica, row);
+                } else if (!last) {
+                    advance(x, y, to_float(force[i]), p.xi, p.dt, c_k);
+                }
+                place = {x, y};
+                up[i] = is_up(x);
+            }
+            if (!last) {
+                store_signs<IS_INT8>(up, next, shape, replica_tile, tile, lane);
+            } else {
+                i32 h[2];
+                for (u32 i = 0; i < 2; i++) h[i] = field_of(shared, p, has_field, tile * 16 + lane / 4 + 8 * i);
+                add_energy(force, up, shared, h, p, replica_tile, tile, lane);
+            }
+        }
+        __syncthreads();
+    }
+}
+
+__device__ __forceinline__ void solve_int8(const Problem& p, Shared& shared, bool has_field) {
+    const Shape s(p);
+    const u32 replica_tiles = s.row_tiles <= 2 ? (s.replica_tiles + 3) / 4
+                              : s.row_tiles <= 4 ? (s.replica_tiles + 1) / 2 : s.replica_tiles;
+    if (s.chunks == 1 && replica_tiles == 1) return solve_in_registers<true, 1, 1, 1>(p, shared, has_field);
+    if (s.chunks == 1 && replica_tiles <= 4) return solve_in_registers<true, 1, 1, 4>(p, shared, has_field);
+    if (s.chunks == 2 && replica_tiles == 1) return solve_in_registers<true, 1, 2, 1>(p, shared, has_field);
+    if (s.chunks == 2 && replica_tiles <= 4) return solve_in_registers<true, 1, 2, 4>(p, shared, has_field);
+    if (s.chunks == 3 && replica_tiles == 1) return solve_in_registers<true, 2, 3, 1>(p, shared, has_field);
+    if (s.chunks == 3 && replica_tiles == 2) return solve_in_registers<true, 2, 3, 2>(p, shared, has_field);
+    if (s.chunks == 4 && replica_tiles == 1) return solve_in_registers<true, 2, 4, 1>(p, shared, has_field);
+    if (s.chunks == 4 && replica_tiles == 2) return solve_in_registers<true, 2, 4, 2>(p, shared, has_field);
+    solve_in_memory<true>(p, shared, has_field);
+}
+
+__device__ __forceinline__ void solve_bits(const Problem& p, Shared& shared, bool has_field) {
+    const Shape s(p);
+    const u32 replica_tiles = s.row_tiles <= 2 ? (s.replica_tiles + 3) / 4
+                              : s.row_tiles <= 4 ? (s.replica_tiles + 1) / 2 : s.replica_tiles;
+    if (s.row_tiles <= 8 && replica_tiles == 1) return solve_in_registers<false, 1, 1, 1>(p, shared, has_field);
+    if (s.row_tiles <= 8 && replica_tiles <= 4) return solve_in_registers<false, 1, 1, 4>(p, shared, has_field);
+    if (s.row_tiles <= 16 && replica_tiles == 1) return solve_in_registers<false, 2, 1, 1>(p, shared, has_field);
+    if (s.row_tiles <= 16 && replica_tiles == 2) return solve_in_registers<false, 2, 1, 2>(p, shared, has_field);
+    if (s.row_tiles <= 32 && s.chunks == 2 && replica_tiles == 1)
+        return solve_in_registers<false, 4, 2, 1>(p, shared, has_field);
+    solve_in_memory<false>(p, shared, has_field);
+}
+
+// Whether the sign of a row of replica b is up after update K.
+__device__ __forceinline__ bool final_sign(const Problem& p, const Shared& shared, const Shape& shape, u32 b, u32 row) {
+    const u8* signs = shared.signs + (p.updates & 1) * shape.half + b * shape.stride;
+    const u32 place = row % 8 * 2 + row % 16 / 8;
+    if (p.form == INT8) return signs[sign_chunk(b, row / 16) + place] == 1;
+    return reinterpret_cast<const u16*>(signs)[row / 16] >> place & 1;
+}
+
+// Leaves best_energy, best_replica and spins in `shared`; shared.request holds the header and field.
+__device__ __forceinline__ void solve(const Problem& p, Shared& shared, bool has_field) {
+    const Shape shape(p);
+    const i32* constants = reinterpret_cast<const i32*>(p.couplings + u64(shape.row_tiles) * shape.chunks * 2 * WARP);
+    for (u32 row = threadIdx.x; row < shape.padded; row += THREADS)
+        shared.base[row] = field_of(shared, p, has_field, row) -
+                           (p.form == INT8 ? 0 : i32(__ldcg(reinterpret_cast<const int*>(constants) + row)));
+    for (u32 b = threadIdx.x; b < p.replicas; b += THREADS) shared.energy[b] = 0;
+    __syncthreads();
+    if (p.form == INT8) {
+        solve_int8(p, shared, has_field);
+    } else {
+        solve_bits(p, shared, has_field);
+    }
+    const u32 lane = threadIdx.x % WARP;
+    if (threadIdx.x < WARP) {
+        i32 energy = 0x7fffffff;
+        u32 replica = 0xffffffff;
+        for (u32 b = lane; b < p.replicas; b += WARP)
+            if (shared.energy[b] < energy) energy = shared.energy[b], replica = b;
+        for (u32 step = 16; step; step /= 2) {
+            i32 other_energy = __shfl_xor_sync(ALL_LANES, energy, step);
+            u32 other = __shfl_xor_sync(ALL_LANES, replica, step);
+            if (other_energy < energy || (other_energy == energy && other < replica))
+                energy = other_energy, replica = other;
+        }
+        if (lane == 0) shared.best_energy = energy, shared.best_replica = replica;
+    }
+    __syncthreads();
+    for (u32 row = threadIdx.x; row < shape.padded; row += THREADS) {
+        bool up = row < p.n && final_sign(p, shared, shape, shared.best_replica, row);
+        u32 word = __ballot_sync(ALL_LANES, up);
+        if (lane == 0) shared.spins[row / WARP] = word;
+    }
+    __syncthreads();
+}
