@@ -9,10 +9,9 @@ import numpy as np
 from streamdsb import cuda
 from streamdsb.control_words import ControlWords
 from streamdsb.errors import RunFailed
-from streamdsb.frame import ETHERTYPE
 from streamdsb.hashing import Domain, key_of
 from streamdsb.layout import GROUP_ROWS, MAX_QUEUES, PAYLOAD_BYTES, Layout, RowRange, ceil_div
-from streamdsb.queues.peer import PEER_QUEUE, PeerRing
+from streamdsb.queues.peer import ETHERTYPE_FIELD, PEER_QUEUE, PeerRing
 
 SOURCES = {"random": Domain.RANDOM_COUPLINGS, "mattis": Domain.MATTIS_SIGNS}
 """Coupling sources that the GPU synthesizes, and the hash domain of each."""
@@ -91,7 +90,7 @@ class GenerateKernel:
         groups = [ceil_div(len(rows), GROUP_ROWS) for rows in queue_rows]
         job["rounds"] = max(groups) * layout.column_blocks + 1
         job["run"] = run
-        job["ethertype"] = int.from_bytes(ETHERTYPE.to_bytes(2, "big"), "little")
+        job["ethertype"] = ETHERTYPE_FIELD
         job["control"], job["state"] = self._control.address, self._state.data.ptr
         for index, rows in enumerate(queue_rows):
             job["share"][index] = (ring.queue(index), rows.start // GROUP_ROWS, groups[index])

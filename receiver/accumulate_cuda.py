@@ -14,7 +14,6 @@ from receiver.update_cuda import STATES, CudaState
 from streamdsb import cuda
 from streamdsb.control_words import ControlWords
 from streamdsb.errors import RunFailed, UserError
-from streamdsb.frame import ETHERTYPE
 from streamdsb.layout import (
     BLOCK_COLUMNS,
     GROUP_ROWS,
@@ -25,7 +24,7 @@ from streamdsb.layout import (
     Layout,
     RowRange,
 )
-from streamdsb.queues.peer import BURST_FRAMES, PEER_QUEUE, PeerRing
+from streamdsb.queues.peer import BURST_FRAMES, ETHERTYPE_FIELD, PEER_QUEUE, PeerRing
 
 _WORKERS = 256
 _THREADS = _WORKERS + 32
@@ -70,11 +69,6 @@ _UNIT_BYTES = 64
 _HEADERS_BYTES = 8 * BURST_FRAMES * HEADER_BYTES
 _UPDATE_TIMEOUT_S = 30.0
 _STATE_BYTES = 4096
-
-
-def ethertype_field() -> int:
-    """The EtherType as a little-endian reader of the header finds it."""
-    return int.from_bytes(ETHERTYPE.to_bytes(2, "big"), "little")
 
 
 def accumulation_path(replicas: int) -> str:
@@ -151,7 +145,7 @@ class ReceiveKernel:
         self._replicas = layout.replicas
         job = np.zeros((), _JOB)
         job["states"], job["first_pass"], job["queues"] = state.pointers, first_pass, ring.queues
-        job["ring_mask"], job["run"], job["ethertype"] = units - 1, run, ethertype_field()
+        job["ring_mask"], job["run"], job["ethertype"] = units - 1, run, ETHERTYPE_FIELD
         job["xi"], job["dt"] = state.dynamics.xi, state.dynamics.dt
         job["ring"], job["control"] = self._units.data.ptr, self._control.address
         job["state"] = self._state.data.ptr

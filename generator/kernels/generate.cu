@@ -1,11 +1,11 @@
 // The persistent generator: blocks take bursts by ticket, wait for room, compose frames where the queue says and
 // submit them, from the first pass to the last. Burst numbers of a queue run on through the passes; a pass is
 // its rows, 64 at a time, in column-block-major order, then one PASS_END.
-#include "peer_queue.cuh"
+#include "queue_kind.cuh"
 #include "synthesis.cuh"
 
 struct Share {  // what one queue carries
-    PeerQueue queue;
+    Queue queue;
     u64 first_group;
     u64 groups;
 };

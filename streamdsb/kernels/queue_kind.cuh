@@ -1,0 +1,9 @@
+// The kind of queue that a kernel is compiled for, -DSTREAMDSB_QUEUE=<type>: `Queue` has the members of queue.cuh.
+#pragma once
+#include "peer_queue.cuh"
+
+#ifndef STREAMDSB_QUEUE
+#define STREAMDSB_QUEUE PeerQueue
+#endif
+
+typedef STREAMDSB_QUEUE Queue;
