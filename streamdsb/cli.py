@@ -10,7 +10,7 @@ import click
 
 import streamdsb
 from streamdsb.errors import StreamdsbError, UserError
-from streamdsb.service.cli import request, serve
+from streamdsb.service.cli import bench_service, request, serve
 
 
 class _Commands(click.Group):
@@ -201,6 +201,9 @@ main.add_command(request)
 @main.group()
 def bench() -> None:
     """Measure the parts of streamdsb on this machine, beside their ceilings."""
+
+
+bench.add_command(bench_service)
 
 
 @bench.command()

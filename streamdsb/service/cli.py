@@ -116,3 +116,26 @@ def request(
     if spins is not None:
         np.save(spins, replies.spins[0] if count == 1 else replies.spins)
         click.echo(f"spins written to {spins}")
+
+
+@click.command("service", epilog=SUMMARY)
+@click.option(
+    "--only", default="solve,network", show_default=True, help="Parts to measure: solve, network, check, gpu."
+)
+@click.option("--requests", "count", default=10_000, show_default=True, help="Requests of each network run.")
+@click.option(
+    "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw latency against load here."
+)
+def bench_service(only: str, count: int, output: Path | None, plot: Path | None) -> None:
+    """One request alone, requests over the network, every reply checked, and the GPU's part."""
+    from validation.bench_service import PARTS, main
+
+    parts = only.split(",")
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise UserError(f"--only {unknown[0]}: the parts are {', '.join(PARTS)}")
+    if not 100 <= count <= 10_000_000:
+        raise UserError(f"--requests is {count}, but it should be an integer from 100 to 10000000")
+    main(parts, count, output, plot)
