@@ -18,7 +18,7 @@ SOURCES = {"random": Domain.RANDOM_COUPLINGS, "mattis": Domain.MATTIS_SIGNS}
 
 _THREADS = 256
 _SHARE = np.dtype([("queue", PEER_QUEUE), ("first_group", "u8"), ("groups", "u8")])
-_JOB = np.dtype(
+JOB = np.dtype(
     [
         ("n", "u8"),
         ("key", "u8"),
@@ -33,7 +33,7 @@ _JOB = np.dtype(
         ("share", _SHARE, MAX_QUEUES),
     ]
 )
-_CONTROL = np.dtype([("stop", "u8"), ("released", "u8"), ("sent", "u8", MAX_QUEUES), ("beat", "u8")])
+CONTROL = np.dtype([("stop", "u8"), ("released", "u8"), ("sent", "u8", MAX_QUEUES), ("beat", "u8")])
 _STATE_BYTES = 4096
 _BLOCKED = 12
 """Where this word of the kernel's State is."""
@@ -78,10 +78,10 @@ class GenerateKernel:
         if shared_memory is not None:
             cuda.carve_out(self._kernel, shared_memory)
         self._state = cuda.zeros(_STATE_BYTES, np.uint8)
-        self._control = ControlWords(_CONTROL)
+        self._control = ControlWords(CONTROL)
         self._keep = ring
         self._queues = ring.queues
-        job = np.zeros((), _JOB)
+        job = np.zeros((), JOB)
         job["n"], job["key"] = layout.n, key_of(seed, SOURCES[source])
         job["first_pass"], job["passes"], job["queues"] = first_pass, passes, ring.queues
         self._sent_a_pass = [

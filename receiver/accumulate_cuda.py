@@ -29,7 +29,7 @@ from streamdsb.queues.peer import BURST_FRAMES, ETHERTYPE_FIELD, PEER_QUEUE, Pee
 _WORKERS = 256
 _THREADS = _WORKERS + 32
 _SHARE = np.dtype([("queue", PEER_QUEUE), ("first_row", "u8"), ("rows", "u8"), ("pending", "u8")])
-_JOB = np.dtype(
+JOB = np.dtype(
     [
         ("states", STATES),
         ("first_pass", "u8"),
@@ -45,7 +45,7 @@ _JOB = np.dtype(
         ("share", _SHARE, MAX_QUEUES),
     ]
 )
-_CONTROL = np.dtype(
+CONTROL = np.dtype(
     [
         ("stop", "u8"),
         ("update", "u8"),
@@ -65,7 +65,7 @@ _CONTROL = np.dtype(
 _STARVED = 5
 """Where this word of the kernel's State is."""
 
-_UNIT_BYTES = 64
+UNIT_BYTES = 64
 _HEADERS_BYTES = 8 * BURST_FRAMES * HEADER_BYTES
 _UPDATE_TIMEOUT_S = 30.0
 _STATE_BYTES = 4096
@@ -135,15 +135,15 @@ class ReceiveKernel:
         self._kernel.max_dynamic_shared_size_bytes = self._shared
         cuda.carve_out(self._kernel, shared_memory(layout.replicas))
         units = 1 << (ring.queues * ring.places * BURST_FRAMES - 1).bit_length()
-        self._units = cuda.zeros(units * _UNIT_BYTES, np.uint8)
+        self._units = cuda.zeros(units * UNIT_BYTES, np.uint8)
         self._pending = cuda.zeros((ring.queues, ring.places), np.uint32)
         self._state = cuda.zeros(_STATE_BYTES, np.uint8)
-        self._control = ControlWords(_CONTROL)
+        self._control = ControlWords(CONTROL)
         self._queues = ring.queues
         self._ring = ring
         self._dynamics = state.dynamics
         self._replicas = layout.replicas
-        job = np.zeros((), _JOB)
+        job = np.zeros((), JOB)
         job["states"], job["first_pass"], job["queues"] = state.pointers, first_pass, ring.queues
         job["ring_mask"], job["run"], job["ethertype"] = units - 1, run, ETHERTYPE_FIELD
         job["xi"], job["dt"] = state.dynamics.xi, state.dynamics.dt

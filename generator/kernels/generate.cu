@@ -40,6 +40,11 @@ struct Job {
     Share share[8];
 };
 
+#ifdef STREAMDSB_JOB_BYTES  // what the host takes the sizes to be
+static_assert(sizeof(Job) == STREAMDSB_JOB_BYTES, "struct Job is not what the host fills");
+static_assert(sizeof(Control) == STREAMDSB_CONTROL_BYTES, "struct Control is not what the host reads");
+#endif
+
 // Four threads a header, 16 bytes each, so that it leaves as one store.
 __device__ void compose_headers(const Job& job, const Tile& tile, u32 pass, u32 queue, u64 sequence) {
     u32 frame = threadIdx.x / 4, part = threadIdx.x % 4;

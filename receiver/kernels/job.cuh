@@ -71,3 +71,9 @@ struct Job {
     State* state;
     Share share[MAX_QUEUES];
 };
+
+#ifdef STREAMDSB_JOB_BYTES  // what the host takes the sizes to be
+static_assert(sizeof(Job) == STREAMDSB_JOB_BYTES, "struct Job is not what the host fills");
+static_assert(sizeof(Control) == STREAMDSB_CONTROL_BYTES, "struct Control is not what the host reads");
+static_assert(sizeof(Unit) == STREAMDSB_UNIT_BYTES, "struct Unit is not what the host allocates");
+#endif

@@ -4,6 +4,8 @@ import importlib.util
 
 import pytest
 
+from generator import synthesize_cuda
+from receiver import accumulate_cuda
 from streamdsb import cuda
 from streamdsb.errors import RunFailed
 
@@ -12,7 +14,7 @@ needs_nvrtc = pytest.mark.skipif(
 )
 VARIANTS = {
     "accumulate.cu": [{"REPLICAS": 8, "PATH": "mma"}, {"REPLICAS": 33, "PATH": "popc"}],
-    "receive.cu": [{"REPLICAS": 1, "PATH": "popc"}, {"REPLICAS": 8}, {"REPLICAS": 64, "PATH": "mma"}],
+    "receive.cu": [{"REPLICAS": 8, "PATH": "mma"}, {"REPLICAS": 1, "PATH": "popc"}, {"REPLICAS": 64}],
     "generate.cu": [{"SOURCE": source} for source in ("random", "mattis")],
     "service.cu": [{"MODEL_BYTES": 1_056_768}],
     "store.cu": [{}],
@@ -26,8 +28,11 @@ def test_every_kernel_source_has_variants_here() -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", [80, 90, 100])
-@pytest.mark.parametrize(("name", "defines"), [(k, d) for k, variants in VARIANTS.items() for d in variants])
+@pytest.mark.parametrize(
+    ("name", "defines", "architecture"),
+    [(name, defines, 90) for name, variants in VARIANTS.items() for defines in variants]
+    + [(name, variants[0], other) for name, variants in VARIANTS.items() for other in (80, 100)],
+)
 def test_kernels_compile(name: str, defines: dict[str, object], architecture: int) -> None:
     assert cuda.compile_only(name, architecture, defines).startswith(b"\x7fELF")
 
@@ -35,6 +40,19 @@ def test_kernels_compile(name: str, defines: dict[str, object], architecture: in
 @needs_nvrtc
 def test_popc_path_compiles_before_binary_tensor_cores() -> None:
     assert cuda.compile_only("receive.cu", 75, {"REPLICAS": 8, "PATH": "popc"}).startswith(b"\x7fELF")
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("extra", [0, 8])
+def test_sizes_of_structures_are_what_the_host_takes_them_for(extra: int) -> None:
+    unit = {"UNIT_BYTES": accumulate_cuda.UNIT_BYTES}
+    for name, twin in (("receive.cu", accumulate_cuda), ("generate.cu", synthesize_cuda)):
+        sizes = {"JOB_BYTES": twin.JOB.itemsize + extra, "CONTROL_BYTES": twin.CONTROL.itemsize}
+        if extra:
+            with pytest.raises(RunFailed, match="struct Job is not what the host fills"):
+                cuda.compile_only(name, 90, sizes | unit)
+        else:
+            cuda.compile_only(name, 90, sizes | unit)
 
 
 @needs_nvrtc
