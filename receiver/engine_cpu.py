@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from receiver.accumulate_cpu import CpuAccumulator
+from receiver.base import Receiver
 from receiver.check import Count, FrameCheck
-from receiver.engine import ReceiverEngine
 from receiver.recv import QueueIntake, receive_pass
 from receiver.update_cpu import CpuState, Dynamics
 from streamdsb.config import Config
@@ -18,12 +19,12 @@ from streamdsb.frame import FrameType, empty_frames, write_headers
 from streamdsb.layout import FRAME_WORDS, HEADER_WORDS, PAYLOAD_BYTES, RowRange
 from streamdsb.machine import available_memory
 from streamdsb.queues import FrameReceiver
-from streamdsb.worker import Control, Shares, shortest_time
+from streamdsb.worker import Shares, shortest_time
 
 _TRIAL_FRAMES = 256
 
 
-class CpuReceiverEngine(ReceiverEngine):
+class CpuReceiver(Receiver):
     """Holds the state of all replicas in host memory and accumulates from the given queues."""
 
     def __init__(
@@ -32,10 +33,11 @@ class CpuReceiverEngine(ReceiverEngine):
         run: int,
         field: np.ndarray | None,
         receivers: Sequence[FrameReceiver],
-        control: Control,
-        first_pass: int = 0,
+        cancelled: threading.Event,
     ) -> None:
-        super().__init__(config, control, first_pass)
+        self._timeout_s = config.stream.timeout_s
+        self._layout = config.layout
+        self._cancelled = cancelled
         rows = RowRange(0, config.n)
         self._accumulator = CpuAccumulator(self._layout, rows)
         dynamics = Dynamics(config.solver.updates, config.xi, np.float32(config.solver.dt))
@@ -47,7 +49,7 @@ class CpuReceiverEngine(ReceiverEngine):
             for queue, queue_rows in enumerate(self._layout.queue_rows)
         ]
         intakes = [QueueIntake(end, check) for end, check in zip(receivers, self._checks, strict=True)]
-        self._shares = Shares(intakes, config.receiver.threads, control.cancelled)
+        self._shares = Shares(intakes, config.receiver.threads, cancelled)
 
     @property
     def signs(self) -> np.ndarray:
@@ -78,7 +80,7 @@ class CpuReceiverEngine(ReceiverEngine):
         ends: list[float] = []
 
         def receive(share: Sequence[QueueIntake]) -> None:
-            receive_pass(share, self._accumulator, self._config.stream.timeout_s, self._control.cancelled)
+            receive_pass(share, self._accumulator, self._timeout_s, self._cancelled)
             ends.append(time.perf_counter())
 
         self._shares.each(receive)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from receiver.accumulate_cuda import ReceiveKernel, measure_rate
+from receiver.base import Receiver
 from receiver.check import Count
-from receiver.engine import ReceiverEngine
 from receiver.feed_cuda import HostFeed
 from receiver.update_cpu import Dynamics
 from receiver.update_cuda import CudaState
@@ -19,11 +20,11 @@ from streamdsb.errors import RunFailed, UserError
 from streamdsb.layout import RowRange
 from streamdsb.queues import FrameReceiver
 from streamdsb.queues.peer import PeerRing
-from streamdsb.worker import Cancelled, Control
+from streamdsb.worker import Cancelled
 
 
-class CudaReceiverEngine(ReceiverEngine):
-    """Holds the state of all replicas on a GPU and serves the coordinator's passes from the ring.
+class CudaReceiver(Receiver):
+    """Holds the state of all replicas on a GPU and takes in passes from the ring.
 
     receivers: the queues of a generator that sends through the host, none if it writes the ring itself.
     """
@@ -35,12 +36,15 @@ class CudaReceiverEngine(ReceiverEngine):
         field: np.ndarray | None,
         ring: PeerRing,
         receivers: Sequence[FrameReceiver],
-        control: Control,
+        cancelled: threading.Event,
         first_pass: int = 0,
     ) -> None:
         import cupyx
 
-        super().__init__(config, control, first_pass)
+        self._timeout_s = config.stream.timeout_s
+        self._first_pass = first_pass
+        self._layout = config.layout
+        self._cancelled = cancelled
         self._ring = ring
         dynamics = Dynamics(config.solver.updates, config.xi, np.float32(config.solver.dt))
         self._state = CudaState(self._layout, RowRange(0, config.n), dynamics, config.solver.seed, field)
@@ -72,8 +76,7 @@ class CudaReceiverEngine(ReceiverEngine):
         self._kernel.start()
         self._ring.receiving.set()
 
-    def run(self) -> None:
-        super().run()
+    def free(self) -> None:
         # at once: beside a resident kernel, of a later run in this process, freeing would wait for its end
         self._kernel.free()
         self._state.free()
@@ -84,15 +87,14 @@ class CudaReceiverEngine(ReceiverEngine):
 
     def receive_pass(self, pass_index: int) -> tuple[float, float]:
         start = time.perf_counter()
-        timeout_s = self._config.stream.timeout_s
         if self._after is not None:
             self._before, self._after = self._after, None
         if self._feed is not None:
-            self._feed.forward_pass(timeout_s, self._look_up)
-        self._kernel.wait_drained(self._passes_until(pass_index), timeout_s, self._look_up)
+            self._feed.forward_pass(self._timeout_s, self._look_up)
+        self._kernel.wait_drained(self._passes_until(pass_index), self._timeout_s, self._look_up)
         # before the next pass is released, or frames of it may be counted already
         self._after = self._kernel.counts
-        self._require_complete()
+        self._require_complete(pass_index)
         return time.perf_counter() - start, 0.0
 
     def count_frames(self) -> Mapping[Count, int]:
@@ -117,16 +119,16 @@ class CudaReceiverEngine(ReceiverEngine):
         return pass_index - self._first_pass + 1
 
     def _look_up(self) -> None:
-        if self._control.cancelled.is_set():
+        if self._cancelled.is_set():
             raise Cancelled
 
-    def _require_complete(self) -> None:
+    def _require_complete(self, pass_index: int) -> None:
         counts = self._count_by_queue()
         for queue, sent in enumerate(self._kernel.sent):
             accepted, expected = int(counts[queue, Count.ACCEPTED]), self._layout.frames_on(queue)
             if not accepted == sent == expected:
                 raise RunFailed(
-                    f"pass {self._pass}, queue {queue}: {accepted} of {expected} frames were added, the"
+                    f"pass {pass_index}, queue {queue}: {accepted} of {expected} frames were added, the"
                     f" sender counted {sent} ({self._kernel.describe()})"
                 )
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from receiver import accumulate_cpu, check, update_cpu
+from receiver.base import Receiver
 from receiver.engine import ReceiverEngine
-from receiver.engine_cpu import CpuReceiverEngine, require_memory
+from receiver.engine_cpu import CpuReceiver, require_memory
 from streamdsb import frame
 from streamdsb.checkpoint import Checkpoint, load_first_usable
 from streamdsb.config import Config
@@ -36,11 +37,12 @@ def work(origin: Origin, control: Control) -> None:
     restored = _restore(config, resolved, control)
     first_pass = restored.header.next_pass if restored else 0
     if on_gpu:
-        engine: ReceiverEngine = _prepare_gpu(config, member.run, field, first_pass, origin, control)
+        receiver: Receiver = _prepare_gpu(config, member.run, field, first_pass, origin, control)
     else:
         require_memory(config)
         receivers = _open_queues(config, member.run, origin, control)
-        engine = CpuReceiverEngine(config, member.run, field, receivers, control, first_pass)
+        receiver = CpuReceiver(config, member.run, field, receivers, control.cancelled)
+    engine = ReceiverEngine(config, receiver, control)
     if restored is not None:
         engine.restore_checkpoint(restored)
     engine.run()
@@ -66,8 +68,8 @@ def _open_queues(config: Config, run: int, origin: Origin, control: Control) -> 
 
 def _prepare_gpu(
     config: Config, run: int, field: np.ndarray | None, first_pass: int, origin: Origin, control: Control
-) -> ReceiverEngine:
-    from receiver.engine_cuda import CudaReceiverEngine, require_device_memory
+) -> Receiver:
+    from receiver.engine_cuda import CudaReceiver, require_device_memory
     from streamdsb import cuda
     from streamdsb.queues.peer import PeerRing
 
@@ -80,7 +82,7 @@ def _prepare_gpu(
         receivers = _open_queues(config, run, origin, control)
     else:
         control.send(ring.export())
-    return CudaReceiverEngine(config, run, field, ring, receivers, control, first_pass)
+    return CudaReceiver(config, run, field, ring, receivers, control.cancelled, first_pass)
 
 
 def main(origin: Origin) -> int:
