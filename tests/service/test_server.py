@@ -303,3 +303,24 @@ def test_configuration_says_what_is_wrong(tmp_path) -> None:  # type: ignore[no-
         make_service_config({"queue": 5000})
     with pytest.raises(UserError, match=r"cannot use the interface nosuch|CAP_NET_RAW"):
         Server(make_service_config({"interface": "nosuch"}))
+
+
+def test_raw_ethernet() -> None:
+    """The same service on whole Ethernet frames, where the system permits raw sockets."""
+    try:
+        server = Server(make_service_config({"interface": "lo", "workers": 1}))
+    except UserError as error:
+        pytest.skip(str(error))
+    couplings = couplings_for(40, Format.INT8)
+    with server, Client("eth:lo") as client:
+        assert server.address == "lo (EtherType 0x88b6)"
+        model = client.load(couplings)
+        replies = client.solve_many(model, seeds=range(50), steps=20)
+        for seed in range(50):
+            reference = oracle_solve.solve(couplings, None, replicas=8, updates=20, seed=seed)
+            assert replies.two_energy[seed] == reference.two_energy
+            assert np.array_equal(replies.spins[seed], reference.spins)
+        # on lo the server also sees its own answers, and must not answer them
+        assert server.counters["wrong_type"] >= 50
+        with pytest.raises(UserError, match="aa:bb:cc:dd:ee:ff"):
+            Client("eth:lo/nonsense")
