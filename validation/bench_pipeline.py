@@ -66,13 +66,41 @@ def main(n: int, output: Path | None) -> None:
         "n": n,
     }
     print(f"{describe_machine()['cpu']}, {os.cpu_count()} cores, n = {n:,}; GB/s of payload\n")
+    others = Others()
     figures["stages"] = _show(dict(_stages(n)))
     figures["pipeline"] = _pipelines(n, figures["stages"])
     figures["between_passes"] = _between_passes()
     figures["step"] = _one_step()
+    figures["other_processes"] = share = others.share()
+    print(
+        f"\n  other processes used {share:.0%} of the machine meanwhile"
+        + (", too much to quote" * (share > 0.05))
+    )
     if output is not None:
         output.write_text(json.dumps(figures, indent=2) + "\n")
         print(f"\nwritten to {output}")
+
+
+class Others:
+    """How much of the machine other processes use from now on; 0 where /proc does not tell."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._theirs = self._used()
+
+    def share(self) -> float:
+        """Their part of all cores' time since the start, 0 to 1."""
+        elapsed = (time.monotonic() - self._start) * (os.cpu_count() or 1)
+        return max(0.0, (self._used() - self._theirs) / elapsed)
+
+    def _used(self) -> float:
+        """Seconds that all processes but this one and its ended children have used so far."""
+        try:
+            user, nice, system = Path("/proc/stat").read_text().split()[1:4]
+        except OSError:
+            return 0.0
+        everybody = (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+        return everybody - sum(os.times()[:4])
 
 
 def _show(stages: dict[str, float]) -> dict[str, float]:
