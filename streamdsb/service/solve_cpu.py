@@ -21,7 +21,7 @@ from numba import njit
 
 from streamdsb.hashing import A, hash_word, mix
 from streamdsb.intrinsics import row_of
-from streamdsb.jit import kernel
+from streamdsb.jit import inline, kernel
 from streamdsb.service.limits import MAX_PAIRS
 from streamdsb.service.native import copy, fill
 
@@ -36,18 +36,18 @@ SCRATCH_BYTES = 2112 * 2112 + 32 * MAX_PAIRS
 """What one solve works in: couplings as int8 (n, whole lanes) of the largest model, and vectors."""
 
 
-@njit(nogil=True)
+@inline
 def _key(seed: np.uint64, domain: int) -> np.uint64:
     return mix(seed + np.uint64(domain + 1) * A)
 
 
-@njit(nogil=True)
+@inline
 def _initial_value(key: np.uint64, replica: int, row: int) -> np.float32:
     t = np.int64(hash_word(key, np.uint64(replica), np.uint64(row)) >> np.uint64(40))
     return np.float32(t - 8388608) * (np.float32(0.1) * np.float32(2.0**-23))
 
 
-@njit(nogil=True)
+@inline
 def _bit(words: np.ndarray, row: int, stride: int, column: int) -> np.int8:
     return np.int8((words[row * stride + column // 32] >> np.uint32(column % 32)) & np.uint32(1))
 
@@ -76,7 +76,7 @@ def _expand(form: int, n: int, packed: np.ndarray, rows: np.ndarray) -> None:
                 row[j] = _bit(words, i, stride, j) - _bit(words, n + i, stride, j)
 
 
-@njit(nogil=True)
+@inline
 def _base(rows: np.ndarray, field: np.ndarray, base: np.ndarray) -> None:
     """What a + h is where all spins are -1: h_i - sum_j J_ij, int32."""
     for i in range(rows.shape[0]):
@@ -86,7 +86,7 @@ def _base(rows: np.ndarray, field: np.ndarray, base: np.ndarray) -> None:
         base[i] = (np.int32(field[i]) if field.size else np.int32(0)) - total
 
 
-@njit(nogil=True)
+@inline
 def _move(
     xi: np.float32,
     dt: np.float32,
@@ -110,7 +110,7 @@ def _move(
         y[i] = _ZERO if outside else momentum
 
 
-@njit(nogil=True)
+@inline
 def _flip(row: np.ndarray, up: bool, plus: np.ndarray) -> None:
     if up:
         for i in range(plus.size):
@@ -120,10 +120,9 @@ def _flip(row: np.ndarray, up: bool, plus: np.ndarray) -> None:
             plus[i] -= np.int32(row[i])
 
 
-@njit(nogil=True)
-def _follow(rows: np.ndarray, x: np.ndarray, flips: np.ndarray, plus: np.ndarray) -> None:
-    """Bring t up to date with the signs that turned."""
-    eights = flips.view(np.uint64)
+@inline
+def _follow(rows: np.ndarray, x: np.ndarray, flips: np.ndarray, eights: np.ndarray, plus: np.ndarray) -> None:
+    """Bring t up to date with the signs that turned; eights: the flips, eight to a uint64."""
     for group in range(eights.size):
         if eights[group]:
             for j in range(8 * group, min(8 * group + 8, x.size)):
@@ -131,7 +130,7 @@ def _follow(rows: np.ndarray, x: np.ndarray, flips: np.ndarray, plus: np.ndarray
                     _flip(row_of(rows, j), x[j] > _ZERO, plus)
 
 
-@njit(nogil=True)
+@inline
 def _two_energy(base: np.ndarray, plus: np.ndarray, field: np.ndarray, x: np.ndarray) -> np.int64:
     total = np.int64(0)
     for i in range(x.size):
@@ -172,6 +171,7 @@ def solve(
     base, plus = vectors[0, :n], vectors[1, :n]
     x, y = vectors[2].view(np.float32)[:n], vectors[3].view(np.float32)[:n]
     flips = vectors[4].view(np.uint8)[:lanes]
+    eights = flips.view(np.uint64)
     position_key, momentum_key = _key(seed, 2), _key(seed, 3)
     _expand(form, n, packed, rows)
     _base(rows, field, base)
@@ -182,11 +182,11 @@ def solve(
             x[i] = _initial_value(position_key, replica, i)
             y[i] = _initial_value(momentum_key, replica, i)
             flips[i] = x[i] > _ZERO
-        _follow(rows, x, flips, plus)
+        _follow(rows, x, flips, eights, plus)
         for k in range(updates):
             pump = k / (updates - 1) if updates > 1 else 0.0
             _move(xi, dt, np.float32(1.0 - pump), base, plus, x, y, flips)
-            _follow(rows, x, flips, plus)
+            _follow(rows, x, flips, eights, plus)
         two_energy = _two_energy(base, plus, field, x)
         if replica == 0 or two_energy < answer[0]:
             answer[0], answer[1] = two_energy, replica
