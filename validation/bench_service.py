@@ -185,8 +185,10 @@ def exchange_all(
     own[:, : frames.shape[1]] = frames
     replies = np.zeros((count, REPLY_ROOM), np.uint8)
     sent, received = np.zeros((2, count), np.int64)
-    sizes = np.full(count, frames.shape[1])
-    exchange(client._socket.fileno(), own, sizes, due, window, 2_000_000_000, spin, replies, sent, received)
+    sizes, order = np.full(count, frames.shape[1]), np.arange(count)
+    exchange(
+        client._socket.fileno(), own, sizes, order, due, window, 2_000_000_000, spin, replies, sent, received
+    )
     return replies, sent, received
 
 

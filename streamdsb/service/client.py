@@ -362,50 +362,71 @@ class Client:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Send until all are answered: headers (m,), spin words uint32 (m, ...), times sent and received."""
         count = len(frames)
+        own = self._addressed(frames)
         replies = np.zeros((count, REPLY_ROOM), np.uint8)
         sent, received = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        headers = replies[:, :64]
         todo, deadline = np.arange(count), time.monotonic() + self.timeout
         while len(todo):
-            some = (np.zeros((len(todo), REPLY_ROOM), np.uint8), *np.zeros((2, len(todo)), np.int64))
-            self._exchange_once(frames[todo], sizes[todo], window, *some)
-            replies[todo], sent[todo], received[todo] = some
-            status = replies[todo, :64].reshape(-1, 64).view(RESULT)["status"][:, 0]
-            good = (some[2] > 0) & (status != Status.OVERLOADED)
-            todo = todo[~good]
-            if good.any():
+            answers = self._exchange_once(own, sizes, todo, window, replies, sent, received)
+            status = np.ascontiguousarray(headers[todo]).view(RESULT)["status"][:, 0]
+            again = (received[todo] == 0) | (status == Status.OVERLOADED)
+            if answers and not again.all():
                 deadline = time.monotonic() + self.timeout
-            elif time.monotonic() > deadline:
+            todo = todo[again]
+            if not len(todo):
+                break
+            if time.monotonic() > deadline:
                 if not received[todo].all():
                     raise RunFailed(f"no answer from {self.address} within {self.timeout:g} s")
                 raise RequestRefused(Status.OVERLOADED, f"{len(todo)} requests")
-            elif len(todo):
-                time.sleep(0.005)
-        headers = np.ascontiguousarray(replies[:, :64]).view(RESULT)[:, 0]
-        return headers, np.ascontiguousarray(replies[:, 64:]).view("<u4"), sent, received
+            received[todo] = 0
+            time.sleep(0.005)
+        made = np.ascontiguousarray(headers).view(RESULT)[:, 0]
+        return made, np.ascontiguousarray(replies[:, 64:]).view("<u4"), sent, received
+
+    def _addressed(self, frames: np.ndarray) -> np.ndarray:
+        """Frames with the Ethernet part and request ids of this client, in rows of whole 64-bit words."""
+        first = self._take_requests(len(frames))
+        own = np.zeros((len(frames), -(-frames.shape[1] // 8) * 8), np.uint8)
+        own[:, : frames.shape[1]] = frames
+        own[:, :14] = np.frombuffer(self._ethernet, np.uint8)
+        own.view("<u8")[:, 3] = np.uint64(first) + np.arange(len(frames), dtype=np.uint64)
+        return own
 
     def _exchange_once(
         self,
         frames: np.ndarray,
         sizes: np.ndarray,
+        order: np.ndarray,
         window: int,
         replies: np.ndarray,
         sent: np.ndarray,
         received: np.ndarray,
-    ) -> None:
-        """One exchange under request ids of its own, so that late replies to earlier ones are not taken."""
-        first = self._take_requests(len(frames))
-        width = -(-frames.shape[1] // 8) * 8
-        own = np.zeros((len(frames), width), np.uint8)
-        own[:, : frames.shape[1]] = frames
-        own[:, :14] = np.frombuffer(self._ethernet, np.uint8)
-        own.view("<u8")[:, 3] = np.uint64(first) + np.arange(len(frames), dtype=np.uint64)
-        due = np.zeros(len(frames), np.int64)
-        patience = int(min(0.5, self.timeout) * 1e9)
+    ) -> int:
+        """Send the frames in `order` and wait for a quarter of the timeout at most; returns the answers."""
+        due = np.zeros(len(order), np.int64)
+        patience = int(self.timeout / 4 * 1e9)
         self._socket.settimeout(None)
-        if native.AVAILABLE:
-            exchange(self._socket.fileno(), own, sizes, due, window, patience, False, replies, sent, received)
-        else:
-            exchange_plainly(self._socket, own, sizes, due, window, patience, replies, sent, received)
+        if not native.AVAILABLE:
+            return exchange_plainly(
+                self._socket, frames, sizes, order, due, window, patience, replies, sent, received
+            )
+        return int(
+            exchange(
+                self._socket.fileno(),
+                frames,
+                sizes,
+                order,
+                due,
+                window,
+                patience,
+                False,
+                replies,
+                sent,
+                received,
+            )
+        )
 
 
 def _check_statuses(headers: np.ndarray) -> None:

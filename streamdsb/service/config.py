@@ -31,6 +31,10 @@ class ServiceConfig(BaseModel):
     )
 
 
+PLANNED_SERVERS = ("launch", "proxy", "gpunetio")
+"""Servers whose workers are on a GPU, which this version does not have."""
+
+
 def load_service_config(path: Path | None, settings: Iterable[str] = ()) -> ServiceConfig:
     """Read a YAML file of these keys, if any, and apply `key=value` settings."""
     values: Any = {}
@@ -60,6 +64,10 @@ def make_service_config(values: Mapping[str, Any], where: str = "configuration")
         return ServiceConfig.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
+        if first["loc"] == ("server",) and first["input"] in PLANNED_SERVERS:
+            raise UserError(
+                f"{where}: server is {first['input']!r}, which this version does not have yet; choose 'cpu'"
+            ) from None
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             valid = ", ".join(ServiceConfig.model_fields)

@@ -35,6 +35,7 @@ def exchange(
     fd: int,
     frames: np.ndarray,
     sizes: np.ndarray,
+    order: np.ndarray,
     due: np.ndarray,
     window: int,
     patience_ns: int,
@@ -46,11 +47,12 @@ def exchange(
     """Send requests, at most `window` of them unanswered, and take in their replies.
 
     fd: a socket whose other end is fixed; frames: uint8 (m, most), whose request ids count up by one; sizes:
-    int64 (m,); due: int64 (m,), ns after the start before which a request is not sent; replies: uint8
-    (m, REPLY_ROOM); sent, received: int64 (m,), monotonic ns, received 0 where no reply came. Ends when all
-    are answered or nothing has come for `patience_ns`; returns the number of answers. `spin` waits busily.
+    int64 (m,); order: int64 (k,), which to send, one after the other, of those without a reply; due: int64
+    (k,), ns after the start before which each is not sent; replies: uint8 (m, REPLY_ROOM); sent, received:
+    int64 (m,), monotonic ns, 0 where not sent, at first, or no reply came. Ends when all of `order` are
+    answered or nothing has come for `patience_ns`; returns the number of answers. `spin` waits busily.
     """
-    count = frames.shape[0]
+    total, count = frames.shape[0], order.size
     out_headers, in_headers = np.zeros((_BATCH, 8), np.uint64), np.zeros((_BATCH, 8), np.uint64)
     out_vectors, in_vectors = np.zeros((_BATCH, 2), np.uint64), np.zeros((_BATCH, 2), np.uint64)
     incoming = np.empty((_BATCH, 2048), np.uint8)
@@ -68,8 +70,10 @@ def exchange(
             and following - answered < window
             and start + due[following] <= now
         ):
-            aim(out_headers, out_vectors, batch, address(row_of(frames, following)), sizes[following], 0, 0)
-            sent[following] = now
+            chosen = order[following]
+            aim(out_headers, out_vectors, batch, address(row_of(frames, chosen)), sizes[chosen], 0, 0)
+            if sent[chosen] == 0:
+                sent[chosen] = now
             following += 1
             batch += 1
         if batch:
@@ -86,7 +90,7 @@ def exchange(
             if size < HEADER_BYTES or size > REPLY_ROOM or message[15] != _RESULT:
                 continue
             index = message.view(np.uint64)[3] - first
-            if index >= np.uint64(count) or received[np.int64(index)]:
+            if index >= np.uint64(total) or received[np.int64(index)]:
                 continue
             replies[np.int64(index), :size] = message[:size]
             received[np.int64(index)] = now
@@ -107,6 +111,7 @@ def exchange_plainly(
     made: socket.socket,
     frames: np.ndarray,
     sizes: np.ndarray,
+    order: np.ndarray,
     due: np.ndarray,
     window: int,
     patience_ns: int,
@@ -115,14 +120,16 @@ def exchange_plainly(
     received: np.ndarray,
 ) -> int:
     """`exchange` in Python."""
-    count, following, answered = len(frames), 0, 0
+    count, following, answered = len(order), 0, 0
     first = int(frames[0].view("<u8")[3])
     start = progress = clock.monotonic_ns()
     while answered < count:
         now = clock.monotonic_ns()
         if following < count and following - answered < window and start + due[following] <= now:
-            made.send(frames[following, : sizes[following]].tobytes())
-            sent[following] = progress = now
+            chosen = order[following]
+            made.send(frames[chosen, : sizes[chosen]].tobytes())
+            sent[chosen] = sent[chosen] or now
+            progress = now
             following += 1
             wait = 0.0
         else:
@@ -135,7 +142,7 @@ def exchange_plainly(
         if not HEADER_BYTES <= len(message) <= REPLY_ROOM or message[15] != _RESULT:
             continue
         index = int(message[24:32].view("<u8")[0]) - first
-        if 0 <= index < count and not received[index]:
+        if 0 <= index < len(frames) and not received[index]:
             replies[index, : len(message)] = message
             received[index] = progress = clock.monotonic_ns()
             answered += 1

@@ -299,6 +299,8 @@ def test_configuration_says_what_is_wrong(tmp_path) -> None:  # type: ignore[no-
     path.write_text("worker: 3\n")
     with pytest.raises(UserError, match="unknown key worker; valid keys: server, listen"):
         load_service_config(path)
+    with pytest.raises(UserError, match="server is 'proxy', which this version does not have yet"):
+        make_service_config({"server": "proxy"})
     with pytest.raises(UserError, match="queue is '5000'"):
         make_service_config({"queue": 5000})
     with pytest.raises(UserError, match=r"cannot use the interface nosuch|CAP_NET_RAW"):
@@ -324,3 +326,41 @@ def test_raw_ethernet() -> None:
         assert server.counters["wrong_type"] >= 50
         with pytest.raises(UserError, match="aa:bb:cc:dd:ee:ff"):
             Client("eth:lo/nonsense")
+
+
+def test_a_client_that_vanishes_costs_nothing_but_its_replies(client: Client, server: Server) -> None:
+    couplings = couplings_for(60, Format.INT8)
+    model = client.load(couplings)
+    host, port = server.address.rsplit(":", 1)
+    before = server.counters["replies"]
+    for _ in range(5):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as gone:
+            gone.connect((host, int(port)))
+            for _ in range(20):
+                gone.send(frame_for(model, updates=200))
+    expected = oracle_solve.solve(couplings, None, replicas=8, updates=100, seed=4)
+    assert client.solve(model, seed=4).two_energy == expected.two_energy
+    deadline = time.monotonic() + 10
+    while server.counters["replies"] < before + 101 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.counters["replies"] >= before + 101
+
+
+def test_the_client_without_batched_system_calls(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    couplings = couplings_for(30, Format.PM1)
+    model = client.load(couplings)
+    batched = client.solve_many(model, seeds=range(200), steps=20)
+    monkeypatch.setattr("streamdsb.service.client.native.AVAILABLE", False)
+    plain = client.solve_many(model, seeds=range(200), steps=20)
+    assert np.array_equal(plain.two_energy, batched.two_energy)
+    assert np.array_equal(plain.spins, batched.spins)
+    assert (plain.round_trip_ns > 0).all()
+
+
+def test_an_answer_that_takes_longer_than_a_retransmission_is_taken(client: Client, server: Server) -> None:
+    couplings = couplings_for(128, Format.INT8)
+    model = client.load(couplings)
+    with Client(server.address, timeout=0.4) as hasty:  # sends again after 0.1 s
+        replies = hasty.solve_many(model, seeds=range(2), replicas=32, steps=3000, window=2)
+    assert (replies.headers["status"] == Status.OK).all()
+    assert replies.two_energy[1] == client.solve(model, replicas=32, steps=3000, seed=1).two_energy

@@ -1,0 +1,132 @@
+"""The packet loop with workers elsewhere, as a device would have them: uploads, polling, another clock.
+
+The workers here are a Python thread behind the same rings.
+"""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from streamdsb.service import native
+from streamdsb.service.client import Client
+from streamdsb.service.limits import RING_ITEMS
+from streamdsb.service.loop import COUNTERS, Loop, make_loop, serve
+from streamdsb.service.messages import RESULT, SOLVE, spin_words
+from streamdsb.service.models import Format, Model, pack
+from streamdsb.service.rings import PLACE_AT, RETURNING, SIZE_AT, STOP, TICKET_AT, Rings, make_rings
+from streamdsb.service.solve import solve_model
+from streamdsb.service.store import FORMAT, TOTAL, XI_BITS, N, Store, make_store
+
+pytestmark = pytest.mark.skipif(not native.AVAILABLE, reason="the packet loop needs Linux")
+
+SOLVE_NS = 1000
+
+
+class Elsewhere:
+    """A packet loop, and a thread that uploads and solves."""
+
+    def __init__(self) -> None:
+        self.rings: Rings = make_rings()
+        self.store: Store = make_store()
+        self.loop: Loop = make_loop()
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind(("127.0.0.1", 0))
+        self.uploaded: dict[int, Model] = {}
+        self.hold = threading.Event()
+        self.threads = [threading.Thread(target=self.serve), threading.Thread(target=self.work)]
+        for thread in self.threads:
+            thread.start()
+
+    def serve(self) -> None:
+        while not self.rings.control[STOP]:
+            serve(self.socket.fileno(), -1, -1, RING_ITEMS, False, True, self.loop, self.rings, self.store)
+            if self.rings.control[RETURNING]:
+                self.upload(int(self.rings.control[RETURNING]) - 1)
+
+    def upload(self, place: int) -> None:
+        row = self.store.table[place]
+        packed = self.store.models[place, : row[TOTAL]].tobytes()
+        xi = float(np.uint32(row[XI_BITS]).view(np.float32))
+        self.uploaded[place] = Model(int(row[N]), Format(int(row[FORMAT])), packed, xi)
+
+    def work(self) -> None:
+        ticket = 0
+        while not self.rings.control[STOP]:
+            slot = ticket % RING_ITEMS
+            if self.hold.is_set() or self.rings.work_sequence[slot] != ticket + 1:
+                continue
+            self.answer(ticket, self.rings.work[slot])
+            ticket += 1
+
+    def answer(self, ticket: int, item: np.ndarray) -> None:
+        request = item[:64].view(SOLVE)[0]
+        answer = solve_model(
+            self.uploaded[int(item[PLACE_AT : PLACE_AT + 4].view("<u4")[0])],
+            replicas=int(request["replicas"]), steps=int(request["updates"]), seed=int(request["seed"]),
+        )  # fmt: skip
+        reply, header = self.rings.replies[ticket % RING_ITEMS], np.zeros(1, RESULT)
+        for name in ("version", "model", "generation", "request"):
+            header[name] = request[name]
+        header["type"], header["two_energy"], header["replica"] = 19, answer.two_energy, answer.replica
+        header["solve_ns"] = SOLVE_NS
+        words = spin_words(answer.spins).view(np.uint8)
+        reply[:64], reply[64 : 64 + words.size] = header.view(np.uint8), words
+        reply[TICKET_AT : TICKET_AT + 16].view("<u8")[:] = ticket, 0
+        reply[SIZE_AT : SIZE_AT + 4].view("<u4")[0] = 64 + words.size
+        self.rings.reply_sequence[ticket % RING_ITEMS] = ticket + 1
+
+    def stop(self) -> None:
+        self.rings.control[STOP] = 1
+        for thread in self.threads:
+            thread.join()
+        self.socket.close()
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Elsewhere]:
+    made = Elsewhere()
+    yield made
+    made.stop()
+
+
+def couplings_for(n: int, seed: int) -> np.ndarray:
+    upper = np.triu(np.random.default_rng(seed).integers(-99, 100, (n, n)), 1)
+    return upper + upper.T
+
+
+def test_models_are_used_only_once_uploaded(elsewhere: Elsewhere) -> None:
+    with Client(f"127.0.0.1:{elsewhere.socket.getsockname()[1]}") as client:
+        for turn in range(4):  # places of a slot in turn
+            couplings = couplings_for(40 + turn, turn)
+            model = client.load(couplings, slot=3)
+            assert 6 + turn % 2 in elsewhere.uploaded
+            for seed in range(5):
+                reply = client.solve(model, replicas=2, steps=10, seed=seed)
+                expected = solve_model(pack(couplings), replicas=2, steps=10, seed=seed)
+                assert (reply.two_energy, reply.replica) == (expected.two_energy, expected.replica)
+                assert np.array_equal(reply.spins, expected.spins)
+                assert (reply.solve_ns, reply.transmit_ns) == (SOLVE_NS, 0)
+                assert 0 < reply.queue_ns <= reply.round_trip_ns
+
+
+def test_a_request_admitted_before_keeps_the_model_that_it_was_admitted_with(elsewhere: Elsewhere) -> None:
+    port = elsewhere.socket.getsockname()[1]
+    with (
+        Client(f"127.0.0.1:{port}", timeout=60) as waiting,
+        Client(f"127.0.0.1:{port}", timeout=0.4) as loader,
+    ):
+        first = waiting.load(couplings_for(50, 1), slot=0)
+        elsewhere.hold.set()
+        future = waiting.submit(first, replicas=2, steps=10)
+        while elsewhere.loop.counters[COUNTERS.index("solves_accepted")] == 0:
+            pass
+        loader.load(couplings_for(50, 2), slot=0)  # goes to the other place
+        with pytest.raises(Exception, match="no answer"):
+            loader.load(couplings_for(50, 3), slot=0)  # would overwrite the first
+        elsewhere.hold.clear()
+        expected = solve_model(pack(couplings_for(50, 1)), replicas=2, steps=10, seed=0)
+        assert future.result(timeout=10).two_energy == expected.two_energy
+        loader.load(couplings_for(50, 3), slot=0)
