@@ -18,7 +18,10 @@ _TRIAL_ROWS = 4 * GROUP_ROWS
 
 
 class GeneratorEngine:
-    """Serves released passes from a coupling source over the given queues."""
+    """Serves released passes from a coupling source over the given queues.
+
+    rows: those of the receiver at the other end, from a multiple of 64; None for all.
+    """
 
     def __init__(
         self,
@@ -28,14 +31,15 @@ class GeneratorEngine:
         senders: Sequence[FrameSender],
         control: Control,
         first_pass: int = 0,
+        rows: RowRange | None = None,
     ) -> None:
         self._config = config
         self._first_pass = first_pass
-        self._layout = config.layout
+        self._layout = config.layout if rows is None else config.layout.of(rows)
         self._source = source
         self._control = control
-        rows = self._layout.queue_rows
-        feeders = [QueueFeeder(q, rows[q], self._layout, run, source, s) for q, s in enumerate(senders)]
+        carried = self._layout.queue_rows
+        feeders = [QueueFeeder(q, carried[q], self._layout, run, source, s) for q, s in enumerate(senders)]
         self._feeders = feeders
         self._shares = Shares(feeders, config.generator.threads, control.cancelled)
 
@@ -52,18 +56,24 @@ class GeneratorEngine:
             feeder.begin_pass(pass_index, symmetry)
         timeout_s = self._config.stream.timeout_s
         self._shares.each(lambda share: send_pass(share, timeout_s, self._control.cancelled))
-        name = f"problem.path {self._config.problem.path}"
+        couplings_hash = tile_sums = None
+        if symmetry and self._layout.own_rows is None:
+            couplings_hash = symmetry.finish(self._source, f"problem.path {self._config.problem.path}")
+        elif symmetry:
+            tile_sums = symmetry.sums
         self._control.send(
             PassSent(
                 pass_index=pass_index,
                 frames=self._layout.frames_per_pass,
-                couplings_hash=symmetry.finish(self._source, name) if symmetry else None,
+                couplings_hash=couplings_hash,
+                tile_sums=tile_sums,
             )
         )
 
     def _measure_rate(self) -> float:
         """Payload bytes a second that the threads of this process can make, nothing else going on."""
-        rows = RowRange(0, min(_TRIAL_ROWS, self._layout.n))
+        own = self._layout.rows
+        rows = RowRange(own.start, min(own.start + _TRIAL_ROWS, own.stop))
         payload = empty_frames(len(rows))[:, HEADER_WORDS : HEADER_WORDS + self._layout.words_in(0)]
         seconds = shortest_time(lambda: self._source.fill(rows, 0, payload))
         return len(rows) * PAYLOAD_BYTES * len(self._shares) / seconds

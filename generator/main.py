@@ -9,6 +9,7 @@ from streamdsb import frame
 from streamdsb.config import Config
 from streamdsb.jit import compile_kernels
 from streamdsb.join import Origin
+from streamdsb.layout import RowRange
 from streamdsb.links import connect_senders, shm_senders
 from streamdsb.messages import Compiling, DeviceRing, Listening, Opened, Resolved
 from streamdsb.queues import FrameSender, shm
@@ -35,7 +36,8 @@ def work(origin: Origin, control: Control) -> None:
     else:
         listening, _ = control.expect(Listening)
         senders = connect_senders(config, member.run, listening.host, listening.port, origin.token)
-    GeneratorEngine(config, member.run, source, senders, control, resolved.first_pass).run()
+    rows = RowRange(*resolved.rows) if resolved.rows else None
+    GeneratorEngine(config, member.run, source, senders, control, resolved.first_pass, rows).run()
 
 
 def _work_on_gpu(config: Config, run: int, control: Control) -> None:

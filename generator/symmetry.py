@@ -83,7 +83,7 @@ KERNELS = (_hash_sides,)
 
 
 class SymmetryCheck:
-    """Watches the tiles of one whole pass; several threads may add to it."""
+    """Watches the tiles of one pass, over all rows or some; several threads may add to it."""
 
     def __init__(self) -> None:
         self._sums = np.zeros(2, np.uint64)
@@ -96,14 +96,26 @@ class SymmetryCheck:
         with self._lock:
             self._sums += sums
 
+    @property
+    def sums(self) -> tuple[int, int]:
+        """What the tiles above and below the diagonal sum to modulo 2**64; sums over distinct rows add up."""
+        return int(self._sums[0]), int(self._sums[1])
+
     def finish(self, source: CouplingSource, name: str) -> str:
-        """The hash of the couplings, 16 hex digits; raises UserError with the first asymmetric (i, j)."""
-        if self._sums[0] != self._sums[1]:
-            i, j, value = first_asymmetry(source)
-            raise UserError(
-                f"{name}: not symmetric: J[{i}, {j}] is {value:+d}, but J[{j}, {i}] is {-value:+d}"
-            )
-        return f"{int(self._sums[0]):016x}"
+        """After all rows: the hash of the couplings; raises UserError with the first asymmetric (i, j)."""
+        return hash_of_sums(self.sums, source, name)
+
+
+def hash_of_sums(sums: tuple[int, int], source: CouplingSource, name: str) -> str:
+    """16 hex digits for the couplings whose tiles have these sums over all rows.
+
+    Raises UserError with the first asymmetric (i, j), for which `source` is read again, if they differ.
+    """
+    above, below = sums
+    if above != below:
+        i, j, value = first_asymmetry(source)
+        raise UserError(f"{name}: not symmetric: J[{i}, {j}] is {value:+d}, but J[{j}, {i}] is {-value:+d}")
+    return f"{above:016x}"
 
 
 _MIRROR_ROWS = 1024

@@ -25,7 +25,10 @@ _TRIAL_FRAMES = 256
 
 
 class CpuReceiver(Receiver):
-    """Holds the state of all replicas in host memory and accumulates from the given queues."""
+    """Holds the state of all replicas in host memory and accumulates from the given queues.
+
+    rows: those whose state is held here, from a multiple of 64; None for all.
+    """
 
     def __init__(
         self,
@@ -34,11 +37,12 @@ class CpuReceiver(Receiver):
         field: np.ndarray | None,
         receivers: Sequence[FrameReceiver],
         cancelled: threading.Event,
+        rows: RowRange | None = None,
     ) -> None:
         self._timeout_s = config.stream.timeout_s
-        self._layout = config.layout
+        self._layout = config.layout if rows is None else config.layout.of(rows)
         self._cancelled = cancelled
-        rows = RowRange(0, config.n)
+        rows = self._layout.rows
         self._accumulator = CpuAccumulator(self._layout, rows)
         dynamics = Dynamics(config.solver.updates, config.xi, np.float32(config.solver.dt))
         self._state = CpuState(
@@ -63,10 +67,11 @@ class CpuReceiver(Receiver):
         self._state.restore(positions, momenta)
 
     def measure_rate(self) -> float:
-        count = min(_TRIAL_FRAMES, self._layout.n)
+        rows = self._layout.rows
+        count = min(_TRIAL_FRAMES, len(rows))
         frames = empty_frames(count)
         frames[:, HEADER_WORDS:] = np.arange(FRAME_WORDS - HEADER_WORDS, dtype=np.uint64)
-        write_headers(frames, int(FrameType.TILE), 0, 0, 0, 0, 0, 0, 0)
+        write_headers(frames, int(FrameType.TILE), 0, 0, 0, rows.start, 0, 0, 0)
         accepted = np.arange(count, dtype=np.int32)
         self._accumulator.begin_pass(self._state.signs)
         seconds = shortest_time(lambda: self._accumulator.feed(0, frames, accepted))
@@ -99,9 +104,13 @@ class CpuReceiver(Receiver):
         self._state.advance(self._accumulator.finish_pass(), pass_index)
 
 
-def require_memory(config: Config) -> None:
-    """Raise UserError if the state of this configuration does not fit into this machine's memory."""
-    needed, available = config.layout.state_bytes, available_memory()
+def require_memory(config: Config, state_bytes: int | None = None) -> None:
+    """Raise UserError if the state of the receivers here does not fit into this machine's memory.
+
+    state_bytes: of all of them; None for one receiver of all rows.
+    """
+    needed = config.layout.state_bytes if state_bytes is None else state_bytes
+    available = available_memory()
     if needed > available:
         raise UserError(
             f"the receiver needs {needed / 1e9:.1f} GB for problem.n = {config.n} and solver.replicas ="

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 FRAME_BYTES = 4096
@@ -24,6 +24,7 @@ MAX_N = 100_000_000
 MAX_REPLICAS = 1024
 MAX_CUDA_REPLICAS = 64
 MAX_QUEUES = 8
+MAX_RECEIVERS = 65_536
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -55,16 +56,29 @@ class RowRange:
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of a streaming run of `n` spins and `replicas` replicas over `queues` queues.
+    """Sizes of a streaming run of `n` spins and `replicas` replicas over `queues` queues to one receiver.
 
     A pass is sent column block by column block, all rows of one block before the next.  Each queue
     carries its own contiguous range of rows, so the sequence number of a TILE frame fixes its place:
     frame s of a queue with R rows holds row `first + s % R` of column block `s // R`.
+    Of several receivers, each has a layout of its own rows.
     """
 
     n: int
     replicas: int
     queues: int
+    own_rows: RowRange | None = None
+    """The rows of this receiver, from a multiple of 64, if it has not all of them."""
+
+    @property
+    def rows(self) -> RowRange:
+        """The rows that pass through the queues."""
+        return RowRange(0, self.n) if self.own_rows is None else self.own_rows
+
+    def of(self, rows: RowRange) -> Layout:
+        """The layout of the receiver that owns `rows`."""
+        assert rows.start % GROUP_ROWS == 0
+        return replace(self, own_rows=rows)
 
     @property
     def column_blocks(self) -> int:
@@ -78,17 +92,17 @@ class Layout:
     @property
     def frames_per_pass(self) -> int:
         """TILE frames of one pass, all queues together."""
-        return self.n * self.column_blocks
+        return len(self.rows) * self.column_blocks
 
     @property
     def payload_per_pass(self) -> int:
-        """Bytes V(n) = n * ceil(n / 32256) * 4032, padding included."""
+        """Bytes, for all n rows V(n) = n * ceil(n / 32256) * 4032, padding included."""
         return self.frames_per_pass * PAYLOAD_BYTES
 
     @property
     def queue_rows(self) -> tuple[RowRange, ...]:
         """The rows that each queue carries."""
-        return RowRange(0, self.n).split(self.queues)
+        return self.rows.split(self.queues)
 
     def frames_on(self, queue: int) -> int:
         """TILE frames that `queue` carries in one pass."""
@@ -106,4 +120,4 @@ class Layout:
     def state_bytes(self) -> int:
         """Bytes of the receiver's state that grow with n: positions, momenta, counts, signs, best signs."""
         per_spin = 4 + 4 + 4
-        return self.replicas * self.n * per_spin + (self.replicas + 1) * self.bitmap_words * 8
+        return self.replicas * len(self.rows) * per_spin + (self.replicas + 1) * self.bitmap_words * 8

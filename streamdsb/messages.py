@@ -53,6 +53,8 @@ class Resolved(_Message):
     n: Natural
     first_pass: Natural = 0
     """The pass to begin with."""
+    rows: tuple[Natural, Natural] | None = None
+    """The first row and the row after the last, if the receiver of this generator has not all of them."""
     checkpoints: list[str] = []
     """Files to restore the state from, the newest first."""
 
@@ -129,12 +131,16 @@ class Progress(_Message):
 
 
 class PassSent(_Message):
-    """Every frame of the pass is on its queue; after pass 0, what the couplings hash to."""
+    """Every frame of the pass is on its queue; after the first, what the couplings hash to.
+
+    A generator of some of the rows cannot tell; it says what its tiles above and below the diagonal sum to.
+    """
 
     type: Literal["pass_sent"] = "pass_sent"
     pass_index: Natural
     frames: Natural
     couplings_hash: str | None = None
+    tile_sums: tuple[Natural, Natural] | None = None
 
 
 class PassReceived(_Message):

@@ -128,3 +128,17 @@ def test_couplings_that_change_while_they_are_read() -> None:
     check.add(RowRange(0, 130), 0, words)
     with pytest.raises(UserError, match="changed while they were read"):
         check.finish(FlippedCouplings(130, 3, []), "couplings")
+
+
+def test_sums_over_distinct_rows_add_up_to_those_of_all() -> None:
+    source = HeldCouplings(symmetric_matrix(1000, 7))
+    words = np.zeros((1000, 16), np.uint64)
+    source.fill(RowRange(0, 1000), 0, words)
+    sums = []
+    for rows in (RowRange(0, 1000), *RowRange(0, 1000).split(3)):
+        check = SymmetryCheck()
+        check.add(rows, 0, words[rows.start : rows.stop])
+        sums.append(np.array(check.sums, np.uint64))
+    assert np.array_equal(sums[0], sums[1] + sums[2] + sums[3])
+    assert len({tuple(pair.tolist()) for pair in sums}) == 4
+    assert sums[1][0] != sums[1][1]

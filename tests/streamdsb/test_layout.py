@@ -97,3 +97,15 @@ def test_split_covers_the_range_in_whole_groups(start_group: int, length: int, p
 @given(a=st.integers(0, 2**60), b=st.integers(1, 2**30))
 def test_ceil_div(a: int, b: int) -> None:
     assert (ceil_div(a, b) - 1) * b < a <= ceil_div(a, b) * b
+
+
+def test_the_layout_of_some_rows() -> None:
+    parts = RowRange(0, 4097).split(3)
+    assert parts == (RowRange(0, 1344), RowRange(1344, 2752), RowRange(2752, 4097))
+    layouts = [Layout(4097, 8, 2).of(rows) for rows in parts]
+    assert [layout.frames_per_pass for layout in layouts] == [1344, 1408, 1345]
+    assert layouts[1].queue_rows == (RowRange(1344, 2048), RowRange(2048, 2752))
+    assert layouts[2].queue_rows == (RowRange(2752, 3456), RowRange(3456, 4097))
+    assert layouts[1].frames_on(1) == 704
+    assert layouts[1].state_bytes == 8 * 1408 * 12 + 9 * 65 * 8
+    assert all(layout.bitmap_words == 65 for layout in layouts)
