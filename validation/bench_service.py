@@ -186,9 +186,7 @@ def exchange_all(
     replies = np.zeros((count, REPLY_ROOM), np.uint8)
     sent, received = np.zeros((2, count), np.int64)
     sizes, order = np.full(count, frames.shape[1]), np.arange(count)
-    exchange(
-        client._socket.fileno(), own, sizes, order, due, window, 2_000_000_000, spin, replies, sent, received
-    )
+    exchange(client.fileno(), own, sizes, order, due, window, 2_000_000_000, spin, replies, sent, received)
     return replies, sent, received
 
 
@@ -232,7 +230,7 @@ def measure_loop(
 ) -> Figures:  # fmt: skip
     """One run: closed loop with `window` outstanding, or open loop at `rate` requests a second."""
     total = count + _WARM
-    frames = requests_for(loaded, total, replicas, updates, client._take_requests(total))
+    frames = requests_for(loaded, total, replicas, updates, client.take_requests(total))
     due = np.zeros(total, np.int64)
     if rate is not None:
         due = np.cumsum(np.random.default_rng(5).exponential(1e9 / rate, total)).astype(np.int64)
@@ -277,7 +275,7 @@ def measure_packets(client: Client, count: int) -> Figures:
     nobody = LoadedModel(63, 1, REFERENCE[1])
     rates = {}
     for window in (1, 64, 512):
-        frames = requests_for(nobody, count, 8, 100, client._take_requests(count))
+        frames = requests_for(nobody, count, 8, 100, client.take_requests(count))
         _, sent, received = exchange_all(client, frames, np.zeros(count, np.int64), window, False)
         rates[str(window)] = float(np.count_nonzero(received) / ((received.max() - sent.min()) / 1e9))
         print(f"  packets alone, {window:3} outstanding: {rates[str(window)]:9.0f}/s", flush=True)

@@ -189,7 +189,7 @@ class Client:
             self._next_slot = (slot + 1) % SLOTS
         if generation is None:
             generation = random.getrandbits(32)
-        frames = load_frames(slot, generation, model, self._take_requests(1))
+        frames = load_frames(slot, generation, model, self.take_requests(1))
         deadline = time.monotonic() + self.timeout
         with self._lock:
             while time.monotonic() < deadline:
@@ -229,7 +229,12 @@ class Client:
         except ConnectionRefusedError:
             raise RunFailed(f"no server at {self.address}: connection refused") from None
 
-    def _take_requests(self, count: int) -> int:
+    def fileno(self) -> int:
+        """The socket's descriptor, for who exchanges messages without this class."""
+        return self._socket.fileno()
+
+    def take_requests(self, count: int) -> int:
+        """The first of `count` request ids that no other request of this client has."""
         first = self._next_request
         self._next_request += count
         return first
@@ -387,7 +392,7 @@ class Client:
 
     def _addressed(self, frames: np.ndarray) -> np.ndarray:
         """Frames with the Ethernet part and request ids of this client, in rows of whole 64-bit words."""
-        first = self._take_requests(len(frames))
+        first = self.take_requests(len(frames))
         own = np.zeros((len(frames), -(-frames.shape[1] // 8) * 8), np.uint8)
         own[:, : frames.shape[1]] = frames
         own[:, :14] = np.frombuffer(self._ethernet, np.uint8)

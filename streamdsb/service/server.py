@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +23,7 @@ from streamdsb.service.store import make_store
 from streamdsb.service.worker_cpu import work
 
 _SOCKET_BUFFER = 16 << 20
+_STOP_S = 2.0
 _SO_RCVBUFFORCE = 33  # Linux; allowed to administrators, it ignores net.core.rmem_max
 
 
@@ -144,15 +146,19 @@ class Server:
             raise RunFailed(f"the server failed: {self._failure}") from self._failure
 
     def stop(self) -> None:
-        """Stop taking requests, let those being solved finish, and close."""
+        """Stop at once and close; requests inside get no reply. A solve that takes long is not waited for."""
         self.rings.control[STOP] = 1
         if self._threads:
             os.eventfd_write(self._work_event, self.config.workers)
             os.eventfd_write(self._reply_event, 1)
+            deadline = time.monotonic() + _STOP_S
             for thread in self._threads:
-                thread.join()
-            os.close(self._work_event)
-            os.close(self._reply_event)
+                thread.join(max(0.0, deadline - time.monotonic()))
+            if not any(thread.is_alive() for thread in self._threads):
+                os.close(
+                    self._work_event
+                )  # a worker that goes on would write to whatever has the number next
+                os.close(self._reply_event)
             self._threads.clear()
         self._socket.close()
 
