@@ -22,6 +22,24 @@ _START_TIMEOUT_S = 60.0
 _PATIENCE_S = 2.0
 
 
+def launch_generator(config: Config, peers: Peers) -> list[tuple[int, int]]:
+    """Start a generator alone and add it to `peers`; the (ring, doorbell) descriptors of this end."""
+    links = _create_links(config)
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        queues = [(link.ring, link.sender_bell) for link in links]
+        process, channel = _start("generator", queues, secrets.token_hex(16))
+        for link in links:
+            os.close(link.sender_bell)
+        peers.add(Peer(_first_words("generator", process, channel), channel, process))
+    except BaseException:
+        if process is not None:
+            process.kill()
+            process.wait()
+        raise
+    return [(link.ring, link.receiver_bell) for link in links]
+
+
 def launch(config: Config, peers: Peers) -> None:
     """Start a receiver and a generator, joined by the queues of `config`, and add them to `peers`."""
     links = _create_links(config)

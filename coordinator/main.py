@@ -57,6 +57,11 @@ def run_here(config: Config, out: Path, overwrite: bool, display: Display) -> Ru
 
     Raises UserError or RunFailed; the directory then holds every pass that counted.
     """
+    if (config.receivers or 1) > 1:
+        raise UserError(
+            f"receivers is {config.receivers}, but this is one process; start as many with"
+            f" mpiexec -n {config.receivers} streamdsb run"
+        )
     check_free(out, overwrite)
     return _Run(config, display, lambda: RunDirectory(out, overwrite)).lead(partial(launch, config))
 
@@ -100,8 +105,11 @@ def coordinate(
     return run.lead(lambda peers: admit_peers(peers, display, host, port, token))
 
 
-def load_field(path: Path) -> np.ndarray:
-    """The field h of a .npy of integers, as int32 (n,); raises UserError if it is anything else."""
+def load_field(path: Path, n: int | None = None) -> np.ndarray:
+    """The field h of a .npy of integers, as int32 (n,); raises UserError if it is anything else.
+
+    n is None as long as it is not known.
+    """
     try:
         values = np.load(path, allow_pickle=False)
     except FileNotFoundError:
@@ -110,6 +118,8 @@ def load_field(path: Path) -> np.ndarray:
         raise UserError(f"problem.field {path}: cannot be read as .npy: {error}") from None
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
         raise UserError(f"problem.field {path}: one dimension of integers is needed, an int32 for each spin")
+    if n is not None and values.shape != (n,):
+        raise UserError(f"problem.field has shape {values.shape}, but n is {n}: ({n},) is needed")
     limits = np.iinfo(np.int32)
     outside = np.flatnonzero((values < limits.min) | (values > limits.max))
     if outside.size:

@@ -82,11 +82,13 @@ class _Event:
 class Peers:
     """All processes of a run; messages are awaited by kind, anybody's failure ends any wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, trouble: threading.Event | None = None) -> None:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self.members: list[Peer] = []
         self._holds_interrupts = False
         self._held: _Event | None = None
+        self.trouble = trouble or threading.Event()
+        """Set once anybody has failed or the user wants an end, for waits that do not go through `next`."""
         self.admits = False
         """True while newcomers are heard; whoever comes later is sent away without a word to the others."""
 
@@ -110,6 +112,7 @@ class Peers:
         """End whatever is awaited because of a signal; safe to call from a signal handler."""
         name = signal.Signals(signal_number).name
         self._events.put(_Event(None, Interrupted(f"stopped by {name}")))
+        self.trouble.set()
 
     @contextmanager
     def interrupts_held(self) -> Iterator[None]:
@@ -155,10 +158,25 @@ class Peers:
             while True:
                 message, data = peer.channel.receive()
                 self._events.put(_Event(peer, message, data))
+                if isinstance(message, Failed):
+                    self.trouble.set()
                 if isinstance(message, Farewell):
                     return
         except StreamdsbError as error:
             self._events.put(_Event(peer, error))
+            self.trouble.set()
+
+    def cause_of(self, consequence: StreamdsbError) -> StreamdsbError:
+        """The failure behind `consequence`, if somebody reports one soon; else that itself."""
+        deadline = time.monotonic() + _ROOT_CAUSE_S
+        while (remaining := deadline - time.monotonic()) > 0:
+            try:
+                event = self._events.get(timeout=remaining)
+            except queue.Empty:
+                break
+            if isinstance(event.message, StreamdsbError | Failed):
+                return self._cause(event)
+        return consequence
 
     def _cause(self, event: _Event) -> StreamdsbError:
         """The failure to report: of one that may be a consequence, the cause if it shows up soon."""

@@ -85,12 +85,18 @@ class Plan:
 
 def plan_lines(config: Config, gigabits_per_second: float) -> list[str]:
     """The plan of `config` over a link of this rate; a file is asked for its n, but not read."""
-    if config.problem.n is None:
-        from generator.source import open_source
-
-        config = config.with_n(open_source(config.problem).n)
+    config = with_known_n(config)
     plan = Plan.of(config)
     return [*plan.lines(), plan.link_line(gigabits_per_second)]
+
+
+def with_known_n(config: Config) -> Config:
+    """`config` with problem.n, for which a file or class is asked if need be."""
+    if config.problem.n is not None:
+        return config
+    from generator.source import open_source
+
+    return config.with_n(open_source(config.problem).n)
 
 
 def bytes_text(size: float) -> str:

@@ -69,10 +69,11 @@ class TerminalDisplay:
         )
 
     def show_frames(self, pass_index: int, frames: int) -> None:
-        if self._bar is not None:
+        bar = self._bar  # another thread may close it meanwhile
+        if bar is not None:
             position = (pass_index * self._frames_per_pass + frames) * PAYLOAD_BYTES
-            self._bar.set_description_str(f"pass {pass_index}/{self._updates}", refresh=False)
-            self._bar.update(position - self._bar.n)
+            bar.set_description_str(f"pass {pass_index}/{self._updates}", refresh=False)
+            bar.update(position - bar.n)
 
     def show_energy(self, best_two_energy: int) -> None:
         if self._bar is not None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+import threading
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import streamdsb
 from streamdsb.errors import StreamdsbError, UserError
 from streamdsb.service.cli import bench_service, request, serve
+
+if TYPE_CHECKING:
+    from streamdsb.communicator import Communicator
 
 
 class _Commands(click.Group):
@@ -41,6 +47,7 @@ _out = click.option(
     help="Run directory; by default a new one under runs/.",
 )
 _overwrite = click.option("--overwrite", is_flag=True, help="Replace the run that --out holds.")
+_positive = click.FloatRange(min=0, min_open=True)
 _connect = click.option("--connect", "address", required=True, metavar="HOST:PORT", help="The coordinator.")
 _expect = click.option(
     "--expect",
@@ -67,13 +74,23 @@ def _out_or_default(out: Path | None, config: Path) -> Path:
 def run(
     config: Path | None, settings: tuple[str, ...], out: Path | None, overwrite: bool, resume: Path | None
 ) -> None:
-    """Run CONFIG on this machine: a generator, a receiver and a coordinator as separate processes."""
+    """Run CONFIG on this machine: a generator, a receiver and a coordinator as separate processes.
+
+    Under mpiexec or srun, each rank is a receiver of some of the rows with a generator of its own.
+    """
+    from streamdsb.communicator import be_rank, started_by_mpi
+
+    if (config is None) == (resume is None):
+        raise UserError("run takes either CONFIG or --resume DIR")
+    if started_by_mpi():
+        if config is None:
+            raise UserError("--resume goes on with one receiver: start it without mpiexec or srun")
+        be_rank(partial(_run_as_rank, config, settings, _out_or_default(out, config), overwrite))
+        return
     from coordinator.main import resume_here, run_here
     from coordinator.progress import TerminalDisplay
     from streamdsb.config import load_config
 
-    if (config is None) == (resume is None):
-        raise UserError("run takes either CONFIG or --resume DIR")
     if resume is not None:
         if out is not None or overwrite:
             raise UserError("--resume goes on in its own directory; --out and --overwrite do not go with it")
@@ -81,6 +98,21 @@ def run(
     if config is not None:
         loaded = load_config(config, settings)
         run_here(loaded, _out_or_default(out, config), overwrite, TerminalDisplay())
+
+
+def _run_as_rank(
+    config: Path,
+    settings: tuple[str, ...],
+    out: Path,
+    overwrite: bool,
+    ranks: Communicator,
+    trouble: threading.Event,
+) -> None:
+    from coordinator.progress import TerminalDisplay
+    from coordinator.ranks import run_as_rank
+    from streamdsb.config import load_config
+
+    run_as_rank(lambda: load_config(config, settings), out, overwrite, TerminalDisplay(), ranks, trouble)
 
 
 @main.command()
@@ -140,15 +172,51 @@ def receive(address: str, expect: Path | None, data_host: str | None) -> None:
     type=click.FloatRange(min=0, min_open=True),
     default=400.0,
     show_default=True,
-    help="Link rate in Gb/s.",
+    help="Link rate in Gb/s; with --receivers, of payload into each of them.",
 )
-def plan(config: Path, settings: tuple[str, ...], rate: float) -> None:
+@click.option("--receivers", metavar="G,G,...", help="Also a table of pass times with so many receivers.")
+@click.option(
+    "--latency-us", type=_positive, default=10.0, show_default=True, help="Of a message between receivers."
+)
+@click.option("--bandwidth", type=_positive, default=100.0, show_default=True, help="Of signs, in Gb/s.")
+@click.option(
+    "--update-rate",
+    type=_positive,
+    default=5e8,
+    show_default=True,
+    help="Spin updates a second and receiver.",
+)
+def plan(
+    config: Path,
+    settings: tuple[str, ...],
+    rate: float,
+    receivers: str | None,
+    latency_us: float,
+    bandwidth: float,
+    update_rate: float,
+) -> None:
     """Say what a run of CONFIG would cost; nothing is allocated or read."""
-    from coordinator.plan import plan_lines
+    from coordinator.plan import plan_lines, with_known_n
+    from coordinator.scaling import Network, scaling_lines
     from streamdsb.config import load_config
 
-    for line in plan_lines(load_config(config, settings), rate):
+    counts = [] if receivers is None else _counts(receivers)
+    loaded = with_known_n(load_config(config, settings))
+    for line in plan_lines(loaded, rate):
         click.echo(line)
+    if counts:
+        network = Network(rate / 8 * 1e9, latency_us * 1e-6, bandwidth / 8 * 1e9, update_rate)
+        for line in scaling_lines(loaded.layout, counts, network):
+            click.echo(line)
+
+
+def _counts(text: str) -> list[int]:
+    from streamdsb.layout import MAX_RECEIVERS
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < 10 and 1 <= int(part) <= MAX_RECEIVERS for part in parts):
+        raise UserError(f"--receivers {text}: expected numbers from 1 to {MAX_RECEIVERS} such as 1,2,4")
+    return [int(part) for part in parts]
 
 
 @main.command()
@@ -237,3 +305,16 @@ def cuda(only: str, output: Path | None) -> None:
     if unknown := [part for part in parts if part not in PARTS]:
         raise UserError(f"--only {unknown[0]}: the parts are {', '.join(PARTS)}")
     measure(parts, output)
+
+
+@bench.command()
+@click.option("--n", type=click.IntRange(64, 100_000_000), default=10_000_000, show_default=True)
+@click.option("--replicas", type=click.IntRange(1, 1024), default=8, show_default=True)
+@click.option(
+    "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
+)
+def exchange(n: int, replicas: int, output: Path | None) -> None:
+    """Sign exchange between the ranks of an mpiexec: mpiexec -n 2 streamdsb bench exchange."""
+    from validation.bench_exchange import main as measure
+
+    measure(n, replicas, output)

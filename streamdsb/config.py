@@ -15,7 +15,15 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from streamdsb.errors import UserError
-from streamdsb.layout import FRAME_BYTES, MAX_CUDA_REPLICAS, MAX_N, MAX_QUEUES, MAX_REPLICAS, Layout
+from streamdsb.layout import (
+    FRAME_BYTES,
+    MAX_CUDA_REPLICAS,
+    MAX_N,
+    MAX_QUEUES,
+    MAX_RECEIVERS,
+    MAX_REPLICAS,
+    Layout,
+)
 
 _SHOWN = 200
 """Characters of a wrong value that an error message shows."""
@@ -154,6 +162,9 @@ class Config(_Section):
     generator: Process = Process()
     receiver: Process = Process()
     checkpoint: Checkpoints = Checkpoints()
+    receivers: int | None = Field(
+        default=None, ge=1, le=MAX_RECEIVERS, description="ranks that receive, under mpiexec; all if absent"
+    )
 
     @model_validator(mode="after")
     def _check_what_cuda_needs(self) -> Config:
@@ -276,6 +287,9 @@ def _names_python_file(path: str) -> bool:
 def _apply_setting(values: dict[str, Any], setting: str) -> None:
     key, equals, text = setting.partition("=")
     parts = key.strip().split(".")
+    if equals and parts == ["receivers"]:
+        values["receivers"] = int(text) if text.isdecimal() and len(text) < 10 else text
+        return
     if not equals or len(parts) != 2 or not all(parts):
         raise UserError(f"--set {setting}: expected section.key=value, for example solver.updates=50")
     try:

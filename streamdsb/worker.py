@@ -134,7 +134,9 @@ def say_hello(role: Role, origin: Origin, control: Control) -> Membership:
 def _require_same(own: Config, theirs: Config, path: Path) -> None:
     ours, others = own.model_dump(), theirs.model_dump()
     for section, values in ours.items():
-        for key, value in values.items():
+        # the key `receivers` stands at the top and has no section
+        keys = values if isinstance(values, dict) else {}
+        for key, value in keys.items():
             if value != others[section][key]:
                 raise UserError(
                     f"{path}: {section}.{key} is {value!r}, but the coordinator has {others[section][key]!r}"

@@ -1,11 +1,13 @@
 """Tests that need devices are skipped, saying why, where there are none."""
 
+import importlib.util
 from functools import cache
 
 import pytest
 
 from streamdsb.cuda import device_count
 from streamdsb.errors import UserError
+from tests.harness import MPIEXEC
 
 
 @cache
@@ -17,6 +19,8 @@ def _devices() -> tuple[int, str]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("mpi") and not (MPIEXEC.exists() and importlib.util.find_spec("mpi4py")):
+        pytest.skip(f"needs mpi4py and {MPIEXEC}: python -m pip install mpi4py mpich")
     for marker, needed in (("gpu", 1), ("multi_gpu", 2)):
         if item.get_closest_marker(marker):
             found, why = _devices()

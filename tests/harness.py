@@ -39,6 +39,9 @@ HANG_S = 60.0
 COMMAND = [str(Path(sys.executable).with_name("streamdsb"))]
 """The command line as it is installed beside this Python."""
 
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+"""Starts ranks; `mpich` from PyPI installs it beside this Python."""
+
 
 def config_of(
     source: str = "random",

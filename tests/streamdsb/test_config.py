@@ -230,6 +230,20 @@ def test_resolved_configuration_reads_back_as_itself(tmp_path: Path) -> None:
     assert make_config({"problem": {**MATTIS, "seed": 1}}).digest() != config.digest()
 
 
+@pytest.mark.parametrize(("text", "receivers"), [("receivers=3", 3), ("receivers=65536", 65536)])
+def test_receivers_have_no_section(text: str, receivers: int, tmp_path: Path) -> None:
+    config = load_config(_written(tmp_path, yaml.safe_dump({"problem": MATTIS})), [text])
+    assert config.receivers == receivers
+
+
+@pytest.mark.parametrize(
+    "text", ["receivers=0", "receivers=65537", "receivers=all", f"receivers={'9' * 5000}"]
+)
+def test_receivers_out_of_range(text: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"receivers is .* should be an integer from 1 to 65536"):
+        load_config(_written(tmp_path, yaml.safe_dump({"problem": MATTIS})), [text])
+
+
 scalars = (
     st.none()
     | st.booleans()
@@ -247,7 +261,9 @@ trees = st.recursive(
     ),
     max_leaves=8,
 )
-sections = {name: list(field.annotation.model_fields) for name, field in Config.model_fields.items()}  # type: ignore[union-attr]
+sections = {
+    name: list(getattr(field.annotation, "model_fields", [])) for name, field in Config.model_fields.items()
+}
 near_misses = st.fixed_dictionaries(
     {},
     optional={

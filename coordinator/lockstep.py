@@ -1,0 +1,241 @@
+"""What a receiving rank does in each pass, in step with the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+from pydantic import BaseModel
+
+from coordinator.engine import welcome
+from coordinator.launch import launch_generator
+from coordinator.outcome import Outcome
+from coordinator.peers import Peers, is_news
+from coordinator.plan import Plan, bytes_text, duration_text
+from coordinator.progress import Display
+from receiver import accumulate_cpu, check, update_cpu
+from receiver.check import Count
+from receiver.engine_cpu import CpuReceiver, require_memory
+from receiver.exchange import SignExchange
+from receiver.update_cpu import checksum
+from streamdsb import frame
+from streamdsb.channel import PeerGone
+from streamdsb.communicator import Communicator
+from streamdsb.config import Config
+from streamdsb.errors import RunFailed
+from streamdsb.jit import compile_kernels
+from streamdsb.layout import PAYLOAD_BYTES, RowRange
+from streamdsb.links import shm_receivers
+from streamdsb.machine import peak_memory
+from streamdsb.messages import Begin, Farewell, Opened, PassSent, Ready, Resolved, Stop
+from streamdsb.queues import shm
+from streamdsb.run_directory import RunDirectory, record_line
+from streamdsb.worker import every
+
+M = TypeVar("M", bound=BaseModel)
+
+_START_TIMEOUT_S = 180.0
+_STOP_TIMEOUT_S = 60.0
+_PROGRESS_S = 0.25
+_COUNTED = 4
+
+
+class Lockstep:
+    """One receiver among several and its generator; every method is called by all ranks alike.
+
+    rows: of each rank.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        rows: Sequence[RowRange],
+        ranks: Communicator,
+        peers: Peers,
+        display: Display,
+    ) -> None:
+        self.config = config
+        self.outcome = Outcome()
+        self._rows = rows
+        self._ranks = ranks
+        self._peers = peers
+        self._display = display
+        self._pass = 0
+        self._lowest = 2**62
+        self._exchange = SignExchange(ranks, rows, config.solver.replicas)
+        self._best_signs = np.zeros(config.layout.bitmap_words, np.uint64)
+
+    @property
+    def signs(self) -> np.ndarray:
+        """The sign bitmaps of all rows and replicas, uint64 (B, ceil(n / 64))."""
+        return self._receiver.signs
+
+    @property
+    def best_spins(self) -> np.ndarray:
+        """The spins of the lowest energy so far, int8 (n,) of ±1."""
+        bits = np.unpackbits(self._best_signs.view(np.uint8), count=self.config.n, bitorder="little")
+        return bits.astype(np.int8) * 2 - 1
+
+    def prepare(self, field: np.ndarray | None, run_id: int, hosts: Sequence[str]) -> None:
+        """Start the generator and bring everything to the first pass; field: int32 (n,) or None."""
+        config, rows = self.config, self._rows[self._ranks.rank]
+        layout = config.layout
+        beside = [
+            part for part, host in zip(self._rows, hosts, strict=False) if host == hosts[self._ranks.rank]
+        ]
+        require_memory(config, sum(layout.of(part).state_bytes for part in beside))
+        ends = launch_generator(config, self._peers)
+        welcome(self._peers.members[0].channel, config, run_id)
+        self._await(Opened, "the generator to open the couplings", _START_TIMEOUT_S)
+        self._peers.send(Resolved(n=config.n, rows=(rows.start, rows.stop)))
+        compile_kernels(
+            *frame.KERNELS, *shm.KERNELS, *check.KERNELS, *accumulate_cpu.KERNELS, *update_cpu.KERNELS
+        )
+        queues = shm_receivers(config, ends)
+        self._receiver = CpuReceiver(config, run_id, field, queues, self._peers.trouble, rows)
+        ready = self._await(Ready, "the generator to compile", _START_TIMEOUT_S)
+        self._exchange.exchange(self.signs)
+        rates = self._ranks.gather(min(ready.payload_per_second, self._receiver.measure_rate()))
+        self._say_plan(min(rates))
+
+    def _say_plan(self, rate: float) -> None:
+        plan = Plan.of(self.config)
+        for line in plan.lines()[:2]:
+            self._display.say(line)
+        seconds = plan.seconds_per_pass(rate * self._ranks.size)
+        self._display.say(
+            f"expected {duration_text(seconds)} a pass and {duration_text(seconds * plan.passes)} in all, at"
+            f" the {bytes_text(rate)}/s that the slowest of {self._ranks.size} receivers reached alone; no"
+            " checkpoints are made"
+        )
+
+    def run_passes(self, directory: RunDirectory | None) -> None:
+        """All passes; rank 0 writes a record and a timing of each to `directory`."""
+        self._display.start(self.config, 0)
+        if directory is not None:
+            every(_PROGRESS_S, self._show_progress)
+        for k in range(self.config.solver.updates + 1):
+            self._pass = k
+            self._do_pass(k, directory)
+
+    def _do_pass(self, k: int, directory: RunDirectory | None) -> None:
+        start = time.perf_counter()
+        self._peers.send(Begin(pass_index=k))
+        receive_s, drain_s = self._receive(k)
+        update_start = time.perf_counter()
+        two_energy, counts = self._measure(k)
+        if k < self.config.solver.updates:
+            self._receiver.advance(k)
+        exchange_start = time.perf_counter()
+        if k < self.config.solver.updates:
+            self._exchange.exchange(self.signs)
+        end = time.perf_counter()
+        digest = checksum(self.signs)
+        own_seconds = receive_s, drain_s, end - update_start, end - exchange_start
+        said = self._ranks.gather((digest, own_seconds))
+        self._require_equal(k, [theirs for theirs, _ in said])
+        if directory is None:
+            return
+        seconds = [max(kind) for kind in zip(*(theirs for _, theirs in said), strict=True)]
+        total_s = time.perf_counter() - start
+        directory.append_record(record_line(k, two_energy, digest))
+        directory.append_timing(_timing(k, seconds, counts, total_s))
+        self.outcome.add(two_energy, seconds[0], total_s)
+        self._display.show_frames(k, counts[0])
+        self._display.show_energy(self.outcome.best_two_energy)
+
+    def _receive(self, k: int) -> tuple[float, float]:
+        try:
+            seconds = self._receiver.receive_pass(k)
+        except PeerGone as gone:
+            raise self._peers.cause_of(gone) from None
+        sent = self._await(PassSent, f"the generator to end pass {k}", self.config.stream.timeout_s)
+        if sent.tile_sums is not None:
+            self._require_symmetry(sent.tile_sums)
+        return seconds
+
+    def _measure(self, k: int) -> tuple[list[int], list[int]]:
+        """2E of each replica over all rows, and all ranks' frames accepted, missing, duplicate, rejected."""
+        frames = self._receiver.count_frames()
+        counts = [frames[reason] for reason in list(Count)[: _COUNTED - 1]]
+        counts.append(sum(frames[reason] for reason in list(Count)[_COUNTED - 1 :]))
+        total = self._ranks.sum(np.array([*self._receiver.measure(k), *counts], np.int64)).tolist()
+        two_energy = total[:-_COUNTED]
+        lowest = min(two_energy)
+        if lowest < self._lowest:
+            self._lowest = lowest
+            self._best_signs[:] = self.signs[two_energy.index(lowest)]
+        return two_energy, total[-_COUNTED:]
+
+    def _require_symmetry(self, own_sums: tuple[int, int]) -> None:
+        above, below = self._ranks.sum(np.array(own_sums, np.uint64)).tolist()
+        if above == below:
+            self.outcome.couplings_hash = f"{above:016x}"
+        elif self._ranks.rank == 0:
+            from generator.source import open_source
+            from generator.symmetry import hash_of_sums
+
+            problem = self.config.problem
+            hash_of_sums((above, below), open_source(problem), f"problem.path {problem.path}")
+        else:
+            self._ranks.barrier()  # which rank 0 ends by naming the place
+
+    def _require_equal(self, k: int, digests: list[str]) -> None:
+        others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
+        if others:
+            raise RunFailed(
+                f"after pass {k}, the signs of rank {', '.join(others)} differ from those of rank 0"
+            )
+
+    def collect(self) -> dict[str, int]:
+        """End the generators; peak memory in bytes of all processes."""
+        self._peers.send(Stop(completed=True))
+        farewell = self._await(Farewell, "the generator to end", _STOP_TIMEOUT_S)
+        memory = self._ranks.gather((peak_memory(), farewell.peak_memory))
+        roles = ("receiver", "generator")
+        return {
+            f"{role} {r}": size
+            for r, sizes in enumerate(memory)
+            for role, size in zip(roles, sizes, strict=True)
+        }
+
+    def _show_progress(self) -> None:
+        """In the current pass, as far as can be told from the rows here."""
+        share = self.config.layout.frames_per_pass / (
+            len(self._rows[self._ranks.rank]) * self.config.layout.column_blocks
+        )
+        accepted = self._receiver.count_frames()[Count.ACCEPTED]
+        self._display.show_frames(self._pass, int(accepted * share))
+
+    def _await(self, kind: type[M], waiting_for: str, timeout_s: float) -> M:
+        """The generator's next message but news, which has to be of `kind`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            remaining = max(0.0, deadline - time.monotonic())
+            _, message, _ = self._peers.next(remaining, waiting_for)
+            if isinstance(message, kind):
+                return message
+            if not is_news(message):
+                raise RunFailed(f"{type(message).__name__} came while waiting for {waiting_for}")
+
+
+def _timing(k: int, seconds: list[float], counts: list[int], total_s: float) -> dict[str, float]:
+    receive_s, drain_s, update_s, exchange_s = seconds
+    frames, missing, duplicate, rejected = counts
+    payload = frames * PAYLOAD_BYTES
+    return {
+        "pass": k,
+        "receive_s": round(receive_s, 6),
+        "drain_s": round(drain_s, 6),
+        "update_s": round(update_s, 6),
+        "exchange_s": round(exchange_s, 6),
+        "total_s": round(total_s, 6),
+        "payload_bytes": payload,
+        "gbps": round(payload * 8e-9 / receive_s, 3),
+        "frames": frames,
+        "dropped": missing,
+        "duplicated": duplicate,
+        "rejected": rejected,
+    }

@@ -1,0 +1,231 @@
+"""Several receivers under mpiexec: the records do not depend on how many, and no failure is a hang."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from streamdsb.config import Config
+from tests.harness import COMMAND, MPIEXEC, config_of, expected_records, run_command, written_config
+from validation import oracle
+
+pytestmark = pytest.mark.mpi
+
+HANG_S = 30.0
+MARK = "STREAMDSB_TEST_MARK"
+LONG_RUN = config_of(n=2000, replicas=2, updates=100_000)
+
+
+@dataclass
+class Job:
+    """The ranks of one mpiexec."""
+
+    command: subprocess.Popen[str]
+    mark: str
+    out: Path
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that is alive and was started for this job."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def rank(self, number: int) -> psutil.Process:
+        return next(
+            process
+            for process in self.processes()
+            if process.environ().get("PMI_RANK") == str(number) and "run" in process.cmdline()
+        )
+
+    def generator(self, rank: int) -> psutil.Process:
+        return self.rank(rank).children()[0]
+
+    def wait_for_passes(self, count: int) -> None:
+        records, deadline = self.out / "records.jsonl", time.monotonic() + 60
+        while not records.exists() or records.read_bytes().count(b"\n") < count:
+            assert self.command.poll() is None, self.command.communicate()
+            assert time.monotonic() < deadline, "hangs"
+            time.sleep(0.05)
+
+    def end(self, timeout_s: float = HANG_S) -> tuple[int, str]:
+        """Exit status and standard error of the job, which has to end soon and leave nobody behind."""
+        try:
+            _, err = self.command.communicate(timeout=timeout_s)
+        finally:
+            self.command.kill()
+        deadline = time.monotonic() + HANG_S
+        while self.processes():
+            assert time.monotonic() < deadline, "processes were left behind"
+            time.sleep(0.05)
+        return self.command.returncode, err
+
+
+Start = Callable[..., Job]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts jobs, and sees to it that nothing of them is left."""
+    jobs: list[Job] = []
+
+    def start_job(ranks: int, config: Config, *settings: str) -> Job:
+        mark, out, path = uuid.uuid4().hex, tmp_path / "run", written_config(tmp_path, config)
+        options = [text for setting in settings for text in ("--set", setting)]
+        command = subprocess.Popen(
+            [MPIEXEC, "-n", str(ranks), *COMMAND, "run", path, *options, "--out", out],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, MARK: mark},
+        )
+        jobs.append(Job(command, mark, out))
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        for process in job.processes():
+            process.kill()
+
+
+def assert_records(job: Job, expected: str) -> str:
+    """The job's records are these; what it said."""
+    status, err = job.end(timeout_s=90)
+    assert status == 0, err
+    assert (job.out / "records.jsonl").read_text() == expected
+    return err
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ranks", "n"), [(1, 1000), (3, 4097), (8, 1000)])
+def test_records_do_not_depend_on_the_number_of_receivers(ranks: int, n: int, start: Start) -> None:
+    config = config_of(n=n, replicas=3, updates=6, stream={"queues": 2, "burst_frames": 64})
+    err = assert_records(start(ranks, config), expected_records(config))
+    assert all(f"rank {rank} on " in err for rank in range(ranks))
+
+
+def test_more_receivers_than_groups_of_rows(start: Start) -> None:
+    config = config_of(n=65, updates=6)
+    err = assert_records(start(5, config), expected_records(config))
+    assert err.count("idle, as n = 65 has 2 groups of 64 rows") == 3
+
+
+def test_fewer_receivers_than_ranks_and_a_field(start: Start, tmp_path: Path) -> None:
+    field = np.random.default_rng(1).integers(-(2**31), 2**31, 500).astype(np.int32)
+    np.save(tmp_path / "h.npy", field)
+    config = config_of("mattis", 500, updates=6, problem={"field": str(tmp_path / "h.npy")})
+    err = assert_records(start(3, config, "receivers=2"), expected_records(config, field))
+    assert "idle, as receivers is 2" in err
+
+
+def test_a_file_is_the_same_problem_as_for_one_receiver(start: Start, tmp_path: Path) -> None:
+    np.save(tmp_path / "couplings.npy", oracle.random_couplings(300, 42))
+    config = config_of("file", 300, updates=5, problem={"path": str(tmp_path / "couplings.npy"), "n": None})
+    assert_records(start(3, config), expected_records(config_of(n=300, updates=5)))
+    assert run_command("run", tmp_path / "run.yaml", "--out", tmp_path / "alone")[0] == 0
+    summaries = [(tmp_path / name / "summary.json").read_text() for name in ("run", "alone")]
+    hashes = [text.partition('"input_hash": ')[2].partition("\n")[0] for text in summaries]
+    assert hashes[0]
+    assert hashes[0] == hashes[1]
+    for name in ("best_spins.npy", "final_spins.npy"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_asymmetric_couplings_whose_halves_go_to_different_receivers(start: Start, tmp_path: Path) -> None:
+    couplings = np.ones((300, 300), np.int8)
+    couplings[200, 7] = -1
+    np.save(tmp_path / "couplings.npy", couplings)
+    status, err = start(2, config_of("file", 300, problem={"path": str(tmp_path / "couplings.npy")})).end()
+    assert status == 2
+    assert "J[7, 200] is +1, but J[200, 7] is -1" in err
+
+
+def test_a_source_that_raises_at_one_rank(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "class Fails:\n"
+        "    n = 300\n"
+        "    def fill(self, rows, column_block, out):\n"
+        "        if rows.start >= 192:\n"
+        "            raise OSError('the tape is torn')\n"
+        "        out[:] = 2**64 - 1\n"
+    )
+    status, err = start(2, config_of("python", 300, problem={"path": f"{tmp_path}/fails.py:Fails"})).end()
+    assert status == 2
+    assert "streamdsb: rank 1 on " in err
+    assert "the tape is torn" in err
+
+
+@pytest.mark.parametrize("victim", ["rank 0", "rank 1", "generator 1"])
+def test_a_killed_process_ends_the_job(victim: str, start: Start) -> None:
+    job = start(2, LONG_RUN)
+    job.wait_for_passes(3)
+    role, number = victim.split()
+    (job.rank if role == "rank" else job.generator)(int(number)).kill()
+    status, err = job.end()
+    assert status != 0
+    if role == "generator":
+        assert "rank 1 on " in err
+        assert "signal 9 (SIGKILL)" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals(number: signal.Signals, start: Start) -> None:
+    job = start(2, LONG_RUN)
+    job.wait_for_passes(3)
+    job.command.send_signal(number)
+    status, _ = job.end()
+    assert status != 0
+    text = (job.out / "records.jsonl").read_text()
+    assert text.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("receivers=3", "receivers is 3, but 2 ranks were started"),
+        ("receiver.backend=cuda", "receiver.backend is cuda"),
+        ("stream.transport=tcp", "stream.transport is tcp"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(setting: str, words: str, start: Start) -> None:
+    job = start(2, config_of(n=100), setting)
+    status, err = job.end()
+    assert status == 2
+    assert "streamdsb: rank 0 on " in err
+    assert words in err
+    assert not job.out.exists()
+
+
+def test_a_rank_that_never_starts() -> None:
+    """One that ends before it meets the others, as where the installation of a host is broken."""
+    waiting = (
+        "import threading, streamdsb.communicator as c\n"
+        "c._START_S = 3.0\n"
+        "c.MpiRanks.world(threading.Event())\n"
+    )
+    done = subprocess.run(
+        [MPIEXEC, "-n", "1", sys.executable, "-c", waiting, ":", "-n", "1", "false"],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert done.returncode != 0
+    assert "Timeout" in done.stderr
