@@ -25,7 +25,6 @@ from streamdsb.worker import Cancelled
 T = TypeVar("T")
 
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-_RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 _START_S = 25.0
 """The ranks come to MPI_Init within so many seconds of each other, or not at all."""
@@ -178,10 +177,12 @@ class MpiRanks(Communicator):
 
 
 def started_by_mpi(environment: Mapping[str, str] = os.environ) -> bool:
-    """True if mpiexec or srun started this process as one of its ranks."""
-    if any(name in environment for name in _RANK_VARIABLES):
-        return True
-    return int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    """True if mpiexec or srun started this process as one of several ranks.
+
+    A lone one needs no MPI: it may be a shell that srun gave.
+    """
+    sizes = [environment[name] for name in _SIZE_VARIABLES if name in environment]
+    return any(int(size) > 1 for size in sizes) if sizes else "PMIX_RANK" in environment
 
 
 def be_rank(work: Callable[[Communicator, threading.Event], None]) -> None:

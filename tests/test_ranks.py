@@ -116,7 +116,7 @@ def assert_records(job: Job, expected: str) -> str:
 def test_records_do_not_depend_on_the_number_of_receivers(ranks: int, n: int, start: Start) -> None:
     config = config_of(n=n, replicas=3, updates=6, stream={"queues": 2, "burst_frames": 64})
     err = assert_records(start(ranks, config), expected_records(config))
-    assert all(f"rank {rank} on " in err for rank in range(ranks))
+    assert ranks == 1 or all(f"rank {rank} on " in err for rank in range(ranks))
 
 
 def test_more_receivers_than_groups_of_rows(start: Start) -> None:

@@ -35,11 +35,13 @@ def test_mpi_conforms(ranks: int) -> None:
     ("variables", "expected"),
     [
         ({}, False),
-        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, True),
-        ({"OMPI_COMM_WORLD_RANK": "3"}, True),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, True),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, False),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, True),
         ({"PMIX_RANK": "0"}, True),
         ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"}, True),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, False),  # the batch script itself
+        ({"SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"}, False),  # srun --pty bash
     ],
 )
 def test_who_was_started_as_a_rank(variables: dict[str, str], expected: bool) -> None:
@@ -62,7 +64,7 @@ def test_without_mpi4py_the_command_to_install_it_is_said(tmp_path: Path) -> Non
     (tmp_path / "mpi4py.py").write_text("raise ImportError('not here')\n")
     path = tmp_path / "run.yaml"
     path.write_text("problem: {n: 100}\n")
-    variables = {"PMI_RANK": "0", "PYTHONPATH": str(tmp_path)}
+    variables = {"PMI_SIZE": "2", "PYTHONPATH": str(tmp_path)}
     status, _, err = run_command("run", path, "--out", tmp_path / "run", environment=variables)
     assert status == 2
     assert "pip install 'streamdsb[mpi]'" in err
