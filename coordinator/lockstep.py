@@ -135,7 +135,7 @@ class Lockstep:
         digest = checksum(self.signs)
         own_seconds = receive_s, drain_s, end - update_start, end - exchange_start
         said = self._ranks.gather((digest, own_seconds))
-        self._require_equal(k, [theirs for theirs, _ in said])
+        require_equal(k, [theirs for theirs, _ in said])
         if directory is None:
             return
         seconds = [max(kind) for kind in zip(*(theirs for _, theirs in said), strict=True)]
@@ -182,13 +182,6 @@ class Lockstep:
         else:
             self._ranks.barrier()  # which rank 0 ends by naming the place
 
-    def _require_equal(self, k: int, digests: list[str]) -> None:
-        others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
-        if others:
-            raise RunFailed(
-                f"after pass {k}, the signs of rank {', '.join(others)} differ from those of rank 0"
-            )
-
     def collect(self) -> dict[str, int]:
         """End the generators; peak memory in bytes of all processes."""
         self._peers.send(Stop(completed=True))
@@ -219,6 +212,14 @@ class Lockstep:
                 return message
             if not is_news(message):
                 raise RunFailed(f"{type(message).__name__} came while waiting for {waiting_for}")
+
+
+def require_equal(pass_index: int, digests: Sequence[str]) -> None:
+    """Raise RunFailed naming pass and ranks if the ranks' checksums, in their order, are not all the same."""
+    others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
+    if others:
+        ranks = f"rank{'s'[: len(others) - 1]} {', '.join(others)}"
+        raise RunFailed(f"after pass {pass_index}, the signs of {ranks} differ from those of rank 0")
 
 
 def _timing(k: int, seconds: list[float], counts: list[int], total_s: float) -> dict[str, float]:
