@@ -2,8 +2,9 @@
 
 Rates are bytes of payload a second, padding included, as a pass counts them.  A stage alone sees the
 bursts that a pass of this n would bring, evenly sampled; frames stay in a ring's worth of memory.  The
-pipeline is a real run, three processes; its rate is the median over whole passes, wall clock, all
-boundary work included.
+pipeline is a real run, three processes; its rate is that of whole passes, wall clock, all boundary work
+included.  Stages and pipeline show their fastest round or pass, the one that was disturbed least, and the
+pipeline its median pass too.
 """
 
 from __future__ import annotations
@@ -131,14 +132,14 @@ def _bursts(layout: Layout) -> list[tuple[int, RowRange]]:
 
 
 def _rate(payload: int, work: Callable[[], None]) -> float:
-    """Payload bytes a second of `work`, the median of as many rounds as half a second holds."""
+    """Payload bytes a second of `work`, the fastest of as many rounds as half a second holds."""
     work()
     times: list[float] = []
     while sum(times) < _STAGE_S or len(times) < 3:
         start = time.perf_counter()
         work()
         times.append(time.perf_counter() - start)
-    return payload / statistics.median(times)
+    return payload / min(times)
 
 
 def _payload_of(bursts: list[tuple[int, RowRange]]) -> int:
@@ -237,20 +238,21 @@ def _run(**sections: dict[str, Any]) -> RunResult:
 
 
 def _pipelines(n: int, stages: dict[str, float]) -> Figures:
-    print(f"\n  {'pipeline, three processes':44} {'GB/s':>8} {'of its slowest stage':>22}")
+    print(f"\n  {'pipeline, three processes':44} {'GB/s':>8} {'median':>8} {'of its slowest stage':>22}")
     figures: Figures = {}
     for source in ("random", "mattis"):
         for replicas in (1, 8, 32):
             result = _run(
                 problem={"source": source, "n": n, "seed": 42},
-                solver={"replicas": replicas, "updates": 6, "seed": 42},
+                solver={"replicas": replicas, "updates": 12, "seed": 42},
             )
-            seconds = statistics.median(timing["total_s"] for timing in result.summary["timings"][1:])
-            rate = Layout(n, replicas, 1).payload_per_pass / seconds
+            seconds = [timing["total_s"] for timing in result.summary["timings"][1:]]
+            payload = Layout(n, replicas, 1).payload_per_pass
+            rate, median = payload / min(seconds), payload / statistics.median(seconds)
             slowest = min(stages[f"synthesis, {source}"], stages[f"check and accumulation, B = {replicas}"])
             name = f"{source}, B = {replicas}"
-            figures[name] = {"rate": rate, "of_slowest_stage": rate / slowest}
-            print(f"  {name:44} {rate / 1e9:8.2f} {rate / slowest:22.0%}")
+            figures[name] = {"rate": rate, "median": median, "of_slowest_stage": rate / slowest}
+            print(f"  {name:44} {rate / 1e9:8.2f} {median / 1e9:8.2f} {rate / slowest:22.0%}")
     return figures
 
 
