@@ -90,7 +90,7 @@ class Stream(_Section):
     transport: Literal["shm", "tcp", "peer"] = Field(
         default="shm", description="peer: from GPU to GPU, or inside one"
     )
-    queues: int = Field(default=2, ge=1, le=MAX_QUEUES)
+    queues: int = Field(default=1, ge=1, le=MAX_QUEUES)
     burst_frames: int = Field(default=256, ge=1, le=8192, description="multiples of 64 are fastest")
     ring_bursts: int = Field(default=4, ge=2, le=256, description="bursts a queue holds in shared memory")
     device_ring_mib: int = Field(

@@ -43,7 +43,7 @@ from streamdsb.queues.shm import ShmLink, ShmReceiver, ShmSender
 
 _BURST = 256
 _RING = 4
-_QUEUES = 2
+_QUEUES = 1
 _STAGE_S = 0.5
 _SAMPLED_BURSTS = 96
 

@@ -31,7 +31,7 @@ def _refusal(values: Any) -> str:
 def test_defaults() -> None:
     config = make_config({"problem": MATTIS})
     assert (config.solver.replicas, config.solver.updates, config.solver.dt) == (8, 20, 1.1)
-    assert (config.stream.transport, config.stream.queues, config.stream.burst_frames) == ("shm", 2, 256)
+    assert (config.stream.transport, config.stream.queues, config.stream.burst_frames) == ("shm", 1, 256)
     assert (config.generator.backend, config.receiver.backend) == ("cpu", "cpu")
     assert (config.generator.threads, config.receiver.threads) == (1, 1)
 
