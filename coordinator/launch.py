@@ -15,6 +15,7 @@ from streamdsb.channel import Channel, PeerGone
 from streamdsb.config import Config
 from streamdsb.errors import RunFailed, UserError
 from streamdsb.links import TOKEN_VARIABLE
+from streamdsb.machine import available_memory
 from streamdsb.messages import Hello
 from streamdsb.queues.shm import ShmLink
 
@@ -74,10 +75,16 @@ def _create_links(config: Config) -> list[ShmLink]:
     stream = config.stream
     if stream.transport != "shm":
         return []
+    size, available = stream.queues * stream.ring_bytes, available_memory()
+    if size > available:
+        raise UserError(
+            f"stream.queues {stream.queues}, stream.burst_frames {stream.burst_frames} and stream.ring_bursts"
+            f" {stream.ring_bursts} make {size / 1e9:.1f} GB of shared memory, but {available / 1e9:.1f} GB"
+            " are available; lower one of them"
+        )
     try:
         return [ShmLink.create(stream.burst_frames, stream.ring_bursts) for _ in range(stream.queues)]
     except OSError as error:
-        size = stream.queues * stream.ring_bytes
         raise UserError(
             f"no room for {size / 1e6:.0f} MB of shared memory ({error.strerror}); lower stream.queues,"
             f" stream.burst_frames or stream.ring_bursts"

@@ -8,6 +8,7 @@ import secrets
 import signal
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,7 +35,6 @@ from streamdsb.machine import peak_memory
 from streamdsb.messages import Farewell, Spins, Stop
 from streamdsb.run_directory import CONFIG, RECORDS, TIMINGS, RunDirectory, check_free, read_lines
 
-_STOP_TIMEOUT_S = 3.0
 _SPINS_TIMEOUT_S = 60.0
 
 
@@ -114,7 +114,7 @@ def load_field(path: Path, n: int | None = None) -> np.ndarray:
         values = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise UserError(f"problem.field {path} does not exist") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, OverflowError, zipfile.BadZipFile) as error:
         raise UserError(f"problem.field {path}: cannot be read as .npy: {error}") from None
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
         raise UserError(f"problem.field {path}: one dimension of integers is needed, an int32 for each spin")

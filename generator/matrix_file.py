@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -172,7 +173,7 @@ def _open_shards(path: Path) -> list[_Shard]:
 def _map_entries(file: Path) -> np.ndarray:
     try:
         entries = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, OverflowError, zipfile.BadZipFile) as error:
         raise UserError(f"{file}: cannot be read as .npy: {error}") from None
     if not isinstance(entries, np.ndarray):
         raise UserError(f"{file}: holds several arrays, but one .npy with {_KINDS} is needed")

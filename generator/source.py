@@ -88,6 +88,7 @@ class PythonCouplings:
         self.n = int(n)
 
     def fill(self, rows: RowRange, column_block: int, out: np.ndarray) -> None:
+        out[:] = 0  # what the user's code leaves out must not be what an earlier frame held
         try:
             self._source.fill(rows, column_block, out)
         except Exception as error:
@@ -137,10 +138,11 @@ def _import(name: str) -> Any:
 
 
 def _load_file(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+    spec = importlib.util.spec_from_file_location(f"streamdsb_source_{Path(name).stem}", name)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
 

@@ -11,6 +11,7 @@ final_spins.npy    uint8 (B, ceil(n / 64) * 8): sign bitmaps after the last pass
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -101,6 +102,7 @@ class RunDirectory:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(path)
             for name in _ALL:
                 (path / name).unlink(missing_ok=True)
             self.forget_checkpoints()
@@ -114,6 +116,7 @@ class RunDirectory:
         directory = cls.__new__(cls)
         directory.path = path
         try:
+            directory._lock = _lock(path)
             directory._open_lines(passes)
         except OSError as error:
             raise _write_error(path, error) from None
@@ -147,6 +150,7 @@ class RunDirectory:
     def close(self) -> None:
         self._records.close()
         self._timings.close()
+        os.close(self._lock)
 
     def _save(self, name: str, array: np.ndarray) -> None:
         partial = self.path / f".{name}.partial"
@@ -179,6 +183,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
     except ValueError as error:
         raise UserError(f"{path}: a line is not JSON: {error}") from None
+
+
+def _lock(path: Path) -> int:
+    """A descriptor that keeps other processes from writing the run in `path` while it is open."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(f"{path}: another process is writing this run") from None
+    return descriptor
 
 
 def _write_error(path: Path, error: OSError) -> UserError:

@@ -12,6 +12,7 @@ from streamdsb.config import Problem
 from streamdsb.errors import UserError
 from streamdsb.frame import CouplingFormat, empty_frames
 from streamdsb.layout import Layout, RowRange
+from streamdsb.packing import unpack_couplings
 from validation.oracle import hash_key, hash_words, mattis_spins, random_couplings
 
 SEED = 42
@@ -328,3 +329,20 @@ def test_a_python_source_takes_seed_and_n_only_if_it_wants_them(tmp_path: Path) 
     )
     assert open_source(Problem(source="python", path=f"{tmp_path}/mine.py:Seeded", seed=6)).n == 7
     assert "problem.n is 9" in _refusal(source="python", path=f"{tmp_path}/mine.py:Seeded", seed=6, n=9)
+
+
+def test_words_that_a_class_leaves_out_are_not_an_earlier_frames(tmp_path: Path) -> None:
+    (tmp_path / "lazy.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n\n"
+        "@dataclass\nclass Lazy:\n    n: int\n\n    def fill(self, rows, column_block, out):\n        pass\n"
+    )
+    source = open_source(Problem(source="python", n=70, path=f"{tmp_path}/lazy.py:Lazy"))
+    words = np.full((64, 2), 2**64 - 1, np.uint64)
+    source.fill(RowRange(0, 64), 0, words)
+    assert (unpack_couplings(words, 70) == np.eye(64, 70, dtype=np.uint8)).all()
+
+
+def test_an_empty_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "J.npy").write_bytes(b"")
+    with pytest.raises(UserError, match="cannot be read as"):
+        open_source(Problem(source="file", path=str(tmp_path / "J.npy")))

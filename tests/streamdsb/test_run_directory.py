@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamdsb.errors import UserError
-from streamdsb.run_directory import RunDirectory, check_free, read_lines, record_line
+from streamdsb.run_directory import RECORDS, RunDirectory, check_free, read_lines, record_line
 
 
 def test_a_record() -> None:
@@ -91,3 +91,17 @@ def test_a_place_that_may_not_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
     with pytest.raises(UserError, match="not writable"):
         check_free(tmp_path / "run", overwrite=False)
+
+
+def test_only_one_process_writes_a_run(tmp_path: Path) -> None:
+    first = RunDirectory(tmp_path / "run")
+    first.append_record("{}")
+    for second in (
+        lambda: RunDirectory(tmp_path / "run", overwrite=True),
+        lambda: RunDirectory.resume(tmp_path / "run", 0),
+    ):
+        with pytest.raises(UserError, match="another process is writing this run"):
+            second()
+    first.close()
+    assert (tmp_path / "run" / RECORDS).read_text() == "{}\n"
+    RunDirectory(tmp_path / "run", overwrite=True).close()
