@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from streamdsb.links import HANDSHAKE_TIMEOUT_S, listen
 from streamdsb.messages import PROTOCOL, Hello
 
 _JOIN_TIMEOUT_S = 600.0
+_CROWDED_S = 0.1
 _ROLES = ("generator", "receiver")
 
 
@@ -68,8 +70,11 @@ def _open_doors(server: socket.socket, token: str, peers: Peers) -> None:
     while True:
         try:
             connection, address = server.accept()
-        except OSError:
-            return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                return
+            time.sleep(_CROWDED_S)  # too many strangers at once; some will have left
+            continue
         peer = f"{address[0]}:{address[1]}"
         threading.Thread(target=_hear, args=(connection, peer, token, peers), daemon=True).start()
 

@@ -28,6 +28,9 @@ class _Commands(click.Group):
         except StreamdsbError as error:
             click.echo(f"streamdsb: {error}", err=True)
             sys.exit(error.exit_status)
+        except KeyboardInterrupt:
+            click.echo("streamdsb: interrupted", err=True)
+            sys.exit(130)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
