@@ -163,7 +163,7 @@ def test_a_source_that_raises_at_one_rank(start: Start, tmp_path: Path) -> None:
         "class Fails:\n"
         "    n = 300\n"
         "    def fill(self, rows, column_block, out):\n"
-        "        if rows.start >= 192:\n"
+        "        if rows.stop > 192:\n"
         "            raise OSError('the tape is torn')\n"
         "        out[:] = 2**64 - 1\n"
     )
