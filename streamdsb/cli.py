@@ -226,12 +226,13 @@ def _counts(text: str) -> list[int]:
 @_run_directory
 def validate(directory: Path) -> None:
     """Check a run: accounting, the planted ground state, checksums, energies recomputed by an oracle."""
+    from validation.validate import lines, passed
     from validation.validate import validate as check
 
     checks = check(directory)
-    for result in checks:
-        click.echo(str(result))
-    sys.exit(0 if all(result.passed is not False for result in checks) else 1)
+    for line in lines(checks):
+        click.echo(line)
+    sys.exit(0 if passed(checks) else 1)
 
 
 @main.command()

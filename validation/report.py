@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from coordinator.summary import planted_two_energy
 from streamdsb.config import Config, load_config
 from streamdsb.errors import UserError
-from streamdsb.run_directory import CONFIG, RECORDS, TIMINGS, read_lines
+from streamdsb.run_directory import CONFIG, RECORDS, REPORT, TIMINGS, read_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-REPORT = "report.png"
 SIZE = (1500, 1050)
 """Width and height of the picture, in pixels."""
 
