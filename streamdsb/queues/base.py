@@ -22,6 +22,8 @@ class Capabilities:
     ordered: bool
     copies_padding: bool
     """True if words past the last column travel too and must be 0."""
+    guards_payload: bool = True
+    """False if a payload may be altered on the way, so that its checksum has to be written and verified."""
 
 
 class _End(Protocol):
@@ -56,10 +58,30 @@ class FrameReceiver(_End, Protocol):
     """The receiver's end of one queue."""
 
     def receive(self) -> np.ndarray | None:
-        """The next burst, uint64 (count, 512), or None while there is none; valid until `release`."""
+        """The next burst, uint64 (count, >= 512), or None while there is none; valid until `release`.
+
+        A frame is the first 512 words of its row.
+        """
 
     def release(self) -> None:
         """Give the frames of the last burst back to the sender."""
+
+
+class LossySender(FrameSender, Protocol):
+    """The generator's end of a queue that may lose, repeat and reorder frames."""
+
+    def feedback(self) -> np.ndarray | None:
+        """Frames that came back, uint64 (count, >= 512), or None; valid until the next call."""
+
+
+class LossyReceiver(FrameReceiver, Protocol):
+    """The receiver's end of a queue that may lose, repeat and reorder frames."""
+
+    window: int
+    """Frames that may be on the way at most: what is set aside for them here."""
+
+    def answer(self, frames: np.ndarray) -> None:
+        """Send control frames, uint64 (count, 512), back now; what the system does not take is lost."""
 
 
 def wait_for_any(ends: Sequence[FrameSender] | Sequence[FrameReceiver], timeout_s: float) -> bool:
