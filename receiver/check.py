@@ -7,7 +7,7 @@ from enum import IntEnum
 import numpy as np
 
 from streamdsb.frame import FrameType, kind_word, place_word, run_word
-from streamdsb.jit import kernel
+from streamdsb.jit import inline, kernel
 from streamdsb.layout import BLOCK_COLUMNS, Layout, RowRange
 
 
@@ -22,7 +22,16 @@ class Count(IntEnum):
     WRONG_PASS = 5
     WRONG_QUEUE = 6
     MISPLACED = 7
+    LATE = 8
+    """Of an earlier pass, on a queue that may hold frames back."""
+    CORRUPT = 9
+    """The payload is not what its checksum says."""
+    OVERRUN = 10
+    """Too far ahead of the first missing frame to be remembered."""
 
+
+END_FOUND = -100
+"""Verdict on a PASS_END frame."""
 
 _NEXT_SEQUENCE, _ENDED, _SENT = range(3)
 _KIND_BYTES = np.uint64(0xFFFF_FFFF_0000_0000)
@@ -31,8 +40,45 @@ _QUEUE_BYTES = np.uint64(0x0000_FFFF_0000_0000)
 _TILE = int(FrameType.TILE)
 _PASS_END = int(FrameType.PASS_END)
 _ACCEPTED, _MISSING, _DUPLICATE, _MALFORMED, _FOREIGN_RUN, _WRONG_PASS, _WRONG_QUEUE, _MISPLACED = (
-    int(reason) for reason in Count
+    int(reason) for reason in list(Count)[:8]
 )
+
+
+@inline
+def judge(
+    frame: np.ndarray, run: int, pass_index: int, queue: int, n: int, first_row: int, rows: int, blocks: int
+) -> int:
+    """What the header of `frame`, uint64 (>= 512,), says.
+
+    The sequence number of a TILE frame that is where it belongs, END_FOUND for a PASS_END, or minus the
+    Count of the frames that are rejected for the same reason.
+    """
+    kind = frame[1] & _KIND_BYTES
+    run_and_pass = run_word(run, pass_index)
+    sequence = np.int64(frame[3])
+    if kind != kind_word(_TILE) and kind != kind_word(_PASS_END):
+        verdict = -_MALFORMED
+    elif (frame[2] ^ run_and_pass) & _LOW_HALF:
+        verdict = -_FOREIGN_RUN
+    elif frame[2] != run_and_pass:
+        verdict = -_WRONG_PASS
+    elif (frame[5] ^ place_word(0, queue, 0)) & _QUEUE_BYTES:
+        verdict = -_WRONG_QUEUE
+    elif kind == kind_word(_PASS_END):
+        verdict = END_FOUND
+    else:
+        block = np.int64(frame[5] & _LOW_HALF)
+        offset = np.int64(frame[4]) - first_row
+        couplings = min(n - block * BLOCK_COLUMNS, BLOCK_COLUMNS)
+        in_place = (
+            0 <= offset < rows
+            and block < blocks
+            and sequence == block * rows + offset
+            and frame[5] == place_word(block, queue, 1)
+            and frame[6] & _LOW_HALF == np.uint64(couplings)
+        )
+        verdict = sequence if in_place else -_MISPLACED
+    return verdict
 
 
 @kernel(
@@ -54,43 +100,20 @@ def _check_frames(
 ) -> int:
     """Write the indices of the frames to add into `accepted`; return how many there are."""
     taken = 0
-    run_and_pass = run_word(run, pass_index)
     for i in range(frames.shape[0]):
-        kind = frames[i, 1] & _KIND_BYTES
-        is_tile = kind == kind_word(_TILE)
-        if not is_tile and kind != kind_word(_PASS_END):
-            counts[_MALFORMED] += 1
-        elif (frames[i, 2] ^ run_and_pass) & _LOW_HALF:
-            counts[_FOREIGN_RUN] += 1
-        elif frames[i, 2] != run_and_pass:
-            counts[_WRONG_PASS] += 1
-        elif (frames[i, 5] ^ place_word(0, queue, 0)) & _QUEUE_BYTES:
-            counts[_WRONG_QUEUE] += 1
-        elif not is_tile:
+        verdict = judge(frames[i], run, pass_index, queue, n, first_row, rows, blocks)
+        if verdict == END_FOUND:
             state[_ENDED] = np.uint64(1)
             state[_SENT] = frames[i, 4]
+        elif verdict < 0:
+            counts[-verdict] += 1
+        elif np.uint64(verdict) < state[_NEXT_SEQUENCE]:
+            counts[_DUPLICATE] += 1
         else:
-            sequence = frames[i, 3]
-            if sequence >= np.uint64(rows * blocks):
-                counts[_MISPLACED] += 1
-                continue
-            block = int(sequence) // rows
-            row = first_row + int(sequence) % rows
-            couplings = min(n - block * BLOCK_COLUMNS, BLOCK_COLUMNS)
-            in_place = (
-                frames[i, 4] == np.uint64(row)
-                and frames[i, 5] == place_word(block, queue, 1)
-                and frames[i, 6] & _LOW_HALF == np.uint64(couplings)
-            )
-            if not in_place:
-                counts[_MISPLACED] += 1
-            elif sequence < state[_NEXT_SEQUENCE]:
-                counts[_DUPLICATE] += 1
-            else:
-                counts[_MISSING] += np.int64(sequence - state[_NEXT_SEQUENCE])
-                state[_NEXT_SEQUENCE] = sequence + np.uint64(1)
-                accepted[taken] = i
-                taken += 1
+            counts[_MISSING] += verdict - np.int64(state[_NEXT_SEQUENCE])
+            state[_NEXT_SEQUENCE] = np.uint64(verdict + 1)
+            accepted[taken] = i
+            taken += 1
     counts[_ACCEPTED] += taken
     return taken
 

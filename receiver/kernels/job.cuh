@@ -6,7 +6,10 @@
 constexpr u32 MAX_QUEUES = 8;
 constexpr u32 REPLICAS_AT_MOST = 64;
 // What happened to a frame; all but ACCEPTED and MISSING are rejections.
-enum Count : u32 { ACCEPTED, MISSING, DUPLICATE, MALFORMED, FOREIGN_RUN, WRONG_PASS, WRONG_QUEUE, MISPLACED, COUNTS };
+enum Count : u32 {
+    ACCEPTED, MISSING, DUPLICATE, MALFORMED, FOREIGN_RUN, WRONG_PASS, WRONG_QUEUE, MISPLACED, LATE, CORRUPT, OVERRUN,
+    COUNTS
+};
 
 struct Unit {          // consecutive rows of one column block, in consecutive slots; or rows to update
     u64 ticket;        // of the unit, plus 1; written last
