@@ -12,7 +12,15 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from streamdsb.errors import UserError
 from streamdsb.layout import (
@@ -24,9 +32,14 @@ from streamdsb.layout import (
     MAX_REPLICAS,
     Layout,
 )
+from streamdsb.yaml_text import NotYaml, parse_yaml
 
 _SHOWN = 200
 """Characters of a wrong value that an error message shows."""
+
+_MAX_UPDATES = 2**31 - 1
+_FLOAT32_MIN, _FLOAT32_MAX = 1e-45, 3.4e38
+"""What float32 neither rounds to 0 nor to infinity."""
 
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
 Threads = Annotated[int, Field(ge=1, le=256)]
@@ -34,6 +47,18 @@ Threads = Annotated[int, Field(ge=1, le=256)]
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """For keys that take a float: whole numbers, and text such as 1e-3, no number in YAML 1.1."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if annotation not in (float, float | None) or isinstance(value, bool):
+            return value
+        try:
+            return float(value) if isinstance(value, int | str) else value
+        except (ValueError, OverflowError):
+            return value
 
 
 class Problem(_Section):
@@ -60,12 +85,12 @@ class Problem(_Section):
     @model_validator(mode="after")
     def _check_what_source_needs(self) -> Problem:
         if self.source in ("mattis", "random") and self.n is None:
-            raise ValueError(f"source {self.source} needs problem.n, 1 to {MAX_N}")
+            raise ValueError(f"problem.source {self.source} needs problem.n, 1 to {MAX_N}")
         if self.source in ("file", "python") and self.path is None:
             example = "couplings.npy" if self.source == "file" else "module:Class"
-            raise ValueError(f"source {self.source} needs problem.path, for example {example}")
+            raise ValueError(f"problem.source {self.source} needs problem.path, for example {example}")
         if self.source in ("mattis", "random") and self.path is not None:
-            raise ValueError(f"problem.path goes with source file or python, not with {self.source}")
+            raise ValueError(f"problem.path goes with problem.source file or python, not with {self.source}")
         return self
 
 
@@ -73,15 +98,12 @@ class Solver(_Section):
     """The dynamics: replicas, updates and the parameters of the update step."""
 
     replicas: int = Field(default=8, ge=1, le=MAX_REPLICAS)
-    updates: int = Field(default=20, ge=1, le=2**31 - 1)
+    updates: int = Field(default=20, ge=1, le=_MAX_UPDATES)
     seed: Seed = 0
-    dt: float = Field(default=1.1, gt=0, allow_inf_nan=False)
-    xi: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="0.5 / sqrt(n) if absent")
-
-    @field_validator("dt", "xi", mode="before")
-    @classmethod
-    def _accept_whole_numbers(cls, value: Any) -> Any:
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    dt: float = Field(default=1.1, ge=_FLOAT32_MIN, le=_FLOAT32_MAX)
+    xi: float | None = Field(
+        default=None, ge=_FLOAT32_MIN, le=_FLOAT32_MAX, description="0.5 / sqrt(n) if absent"
+    )
 
 
 class Stream(_Section):
@@ -103,11 +125,6 @@ class Stream(_Section):
         """Bytes of frames that one queue in shared memory holds."""
         return self.ring_bursts * self.burst_frames * FRAME_BYTES
 
-    @field_validator("timeout_s", mode="before")
-    @classmethod
-    def _accept_whole_numbers(cls, value: Any) -> Any:
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
 
 class Process(_Section):
     """Where and how wide a generator or receiver computes."""
@@ -122,9 +139,9 @@ class Checkpoints(_Section):
 
     every: int | str | None = Field(default="10 minutes", description="passes, or a text such as '5 minutes'")
 
-    @field_validator("every")
+    @field_validator("every", mode="before")
     @classmethod
-    def _check_every(cls, value: int | str | None) -> int | str | None:
+    def _check_every(cls, value: Any) -> Any:
         _interval(value)
         return value
 
@@ -138,19 +155,22 @@ class Checkpoints(_Section):
         return self.every is not None
 
 
-def _interval(every: int | str | None) -> tuple[int | None, float | None]:
+def _interval(every: Any) -> tuple[int | None, float | None]:
     if every is None:
         return None, None
-    if isinstance(every, int):
-        number, unit = float(every), "passes"
-    else:
+    number, unit = 0.0, ""
+    if isinstance(every, int) and not isinstance(every, bool):
+        number, unit = min(max(every, 0), 2 * _MAX_UPDATES), "passes"
+    elif isinstance(every, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?) *(pass|passes|minute|minutes|min)", every.strip())
         number, unit = (float(match[1]), match[2]) if match else (0.0, "")
-    if number <= 0 or (unit.startswith("pass") and number != int(number)):
+    in_passes = unit.startswith("pass")
+    if not 0 < number <= _MAX_UPDATES or (in_passes and number != int(number)):
         raise ValueError(
-            f"is {every!r}, but it should be a number of passes such as 10, or '5 minutes', or null"
+            f"checkpoint.every is {_shown(every)}, but it should be a number of passes from 1 to"
+            f" {_MAX_UPDATES} such as 10, or a text such as '5 minutes', or null"
         )
-    return (int(number), None) if unit.startswith("pass") else (None, 60.0 * number)
+    return (int(number), None) if in_passes else (None, 60.0 * number)
 
 
 class Config(_Section):
@@ -193,7 +213,8 @@ class Config(_Section):
     @property
     def n(self) -> int:
         """The number of spins; known once a file or class has been opened (see `with_n`)."""
-        assert self.problem.n is not None
+        if self.problem.n is None:
+            raise ValueError("problem.n is not known before the couplings are opened")
         return self.problem.n
 
     def with_n(self, n: int) -> Config:
@@ -234,17 +255,14 @@ def load_config(path: Path, settings: Iterable[str] = ()) -> Config:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise UserError(f"{path}: cannot read the configuration: {reason}") from None
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not valid YAML"
-        raise UserError(f"{path}{where}: {problem}") from None
-    except (ValueError, RecursionError) as error:
-        # the date 2001-99-99, an integer or a nesting too long for Python
-        raise UserError(f"{path}: not valid YAML: {error}") from None
+        values = parse_yaml(text)
+    except NotYaml as error:
+        raise UserError(f"{path}{error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected sections such as 'problem:' and 'solver:', found {_shown(values)}")
+    values = {
+        key: value for key, value in values.items() if value is not None or key not in Config.model_fields
+    }
     _anchor_paths(values, path.parent)
     for setting in settings:
         _apply_setting(values, setting)
@@ -293,8 +311,8 @@ def _apply_setting(values: dict[str, Any], setting: str) -> None:
     if not equals or len(parts) != 2 or not all(parts):
         raise UserError(f"--set {setting}: expected section.key=value, for example solver.updates=50")
     try:
-        value = yaml.safe_load(text) if text.strip() else None
-    except (yaml.YAMLError, ValueError, RecursionError):
+        value = parse_yaml(text) if text.strip() else None
+    except NotYaml:
         raise UserError(f"--set {setting}: the value {_shown(text)} is not valid YAML") from None
     section = values.setdefault(parts[0], {})
     if not isinstance(section, dict):
@@ -310,14 +328,26 @@ def _sentence(error: ValidationError, values: Mapping[str, Any]) -> str:
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]
     key = ".".join(location) or "configuration"
-    if first["type"] == "extra_forbidden":
+    if first["type"] in ("extra_forbidden", "invalid_key"):
         return f"unknown key {key}; valid keys here: {', '.join(_section(location[:-1]).model_fields)}"
     if first["type"] == "missing":
         return f"the key {key} is missing"
     if first["type"] == "value_error":
-        return f"{key}: {first['ctx']['error']}" if location else str(first["ctx"]["error"])
-    allowed = _allowed_range(location) or first["msg"].removeprefix("Input should be ")
-    return f"{key} is {_shown(first['input'])}, but it should be {allowed}"
+        return str(first["ctx"]["error"])
+    if first["type"] == "model_type":
+        allowed = f"a section with the keys {', '.join(_section(location).model_fields)}"
+    else:
+        allowed = _allowed_range(location) or first["msg"].removeprefix("Input should be ")
+    return f"{key} is {_shown(_given(values, location, first['input']))}, but it should be {allowed}"
+
+
+def _given(values: Any, location: list[str], otherwise: Any) -> Any:
+    """The value at `location` as it was before anything was read into it."""
+    for name in location:
+        if not isinstance(values, Mapping) or name not in values:
+            return otherwise
+        values = values[name]
+    return values
 
 
 def _allowed_range(location: list[str]) -> str | None:

@@ -2,9 +2,13 @@
 
 
 class StreamdsbError(Exception):
-    """Base of every error that streamdsb raises on purpose; its text is one sentence for the user."""
+    """Base of every error that streamdsb raises on purpose; its text is one sentence on one line."""
 
     exit_status = 1
+
+    def __str__(self) -> str:
+        # libraries whose words are quoted may use several lines
+        return " ".join(super().__str__().split())
 
 
 class UserError(StreamdsbError):
