@@ -93,12 +93,18 @@ class Join(_Message):
     run: Natural
     queue: Natural
     digest: str
+    address: str = ""
+    """Where frames come from if not over this connection: a UDP port or a MAC."""
 
 
 class Joined(_Message):
     """The receiver's answer to Join; frames follow."""
 
     type: Literal["joined"] = "joined"
+    address: str = ""
+    """Where they are to be sent if not over this connection: a UDP port or a MAC."""
+    window: Natural = 0
+    """How many of them may be on the way there at most."""
 
 
 class Compiling(_Message):
@@ -152,6 +158,8 @@ class PassReceived(_Message):
     dropped: Natural
     duplicated: Natural
     rejected: dict[str, int]
+    resent: Natural = 0
+    """Frames that were asked for again."""
     receive_s: float
     drain_s: float
 

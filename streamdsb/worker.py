@@ -73,6 +73,10 @@ class Control:
             raise UserError(message.message)
         raise RunFailed(f"{self.peer} sent {type(message).__name__} where {kind.__name__} was expected")
 
+    def is_waiting(self) -> bool:
+        """Whether the coordinator has said something that `next` would return at once."""
+        return not self._inbox.empty()
+
     @property
     def peer(self) -> str:
         return self._channel.peer

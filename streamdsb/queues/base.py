@@ -70,6 +70,9 @@ class FrameReceiver(_End, Protocol):
 class LossySender(FrameSender, Protocol):
     """The generator's end of a queue that may lose, repeat and reorder frames."""
 
+    window: int
+    """Frames that may be on the way at most: what the receiver has set aside for them."""
+
     def feedback(self) -> np.ndarray | None:
         """Frames that came back, uint64 (count, >= 512), or None; valid until the next call."""
 
