@@ -101,7 +101,7 @@ class CoordinatorEngine:
         if checkpoints:
             self._continue_from(self._await(Restored, "the receiver to restore its state", _START_TIMEOUT_S))
         self._peers.send(Resolved(n=opened.n, first_pass=self._next_pass), role="generator")
-        if self.config.stream.transport == "tcp":
+        if self.config.stream.is_networked:
             self._peers.send(self._await(Listening, "the receiver to listen", _START_TIMEOUT_S), "generator")
         if self.config.stream.transport == "peer":
             ring = self._await(DeviceRing, "the receiver to allocate its ring", _START_TIMEOUT_S)
@@ -242,6 +242,9 @@ class CoordinatorEngine:
             "dropped": received.dropped,
             "duplicated": received.duplicated,
             "rejected": sum(received.rejected.values()),
+            "corrupt": received.rejected.get("corrupt", 0),
+            "late": received.rejected.get("late", 0),
+            "resent": received.resent,
         }
 
     def _await(self, kind: type[M], waiting_for: str, timeout_s: float) -> M:

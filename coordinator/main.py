@@ -91,10 +91,10 @@ def coordinate(
 
     Without a token there, a new one is made and shown.  Raises UserError or RunFailed.
     """
-    if config.stream.transport != "tcp":
+    if not config.stream.is_networked:
         raise UserError(
             f"stream.transport is {config.stream.transport}, for the processes of one 'streamdsb run';"
-            " processes started apart need tcp"
+            " processes started apart need tcp, udp or ethernet"
         )
     given = os.environ.get(TOKEN_VARIABLE)
     token = given or secrets.token_hex(16)

@@ -109,7 +109,7 @@ class Solver(_Section):
 class Stream(_Section):
     """How frames travel from the generator to the receiver."""
 
-    transport: Literal["shm", "tcp", "peer"] = Field(
+    transport: Literal["shm", "tcp", "udp", "ethernet", "peer"] = Field(
         default="shm", description="peer: from GPU to GPU, or inside one"
     )
     queues: int = Field(default=1, ge=1, le=MAX_QUEUES)
@@ -118,7 +118,23 @@ class Stream(_Section):
     device_ring_mib: int = Field(
         default=64, ge=1, le=65536, description="frames that the receiver's GPU holds, all queues together"
     )
+    window_frames: int = Field(
+        default=4096, ge=1, le=2**20, description="udp, ethernet: frames a queue may have on the way"
+    )
+    resend_budget: float = Field(
+        default=10.0, ge=0, le=1e6, description="udp, ethernet: resent frames a pass, for each of its frames"
+    )
     timeout_s: float = Field(default=60.0, gt=0, le=86400, description="longest time without any progress")
+
+    @property
+    def is_networked(self) -> bool:
+        """True if the queues find each other by address, so that processes may be started apart."""
+        return self.transport in ("tcp", "udp", "ethernet")
+
+    @property
+    def is_lossy(self) -> bool:
+        """True if frames may get lost on the way and are then sent again."""
+        return self.transport in ("udp", "ethernet")
 
     @property
     def ring_bytes(self) -> int:
@@ -132,6 +148,7 @@ class Process(_Section):
     backend: Literal["cpu", "cuda"] = "cpu"
     device: int = Field(default=0, ge=0, le=1023, description="which GPU, for backend cuda")
     threads: Threads = 1
+    interface: str | None = Field(default=None, description="ethernet: the network interface, such as eth1")
 
 
 class Checkpoints(_Section):
@@ -203,11 +220,22 @@ class Config(_Section):
                 "generator.backend cuda makes problem.source mattis or random, not"
                 f" {self.problem.source}; use generator.backend cpu with stream.transport shm"
             )
+        if self.receiver.backend == "cuda" and self.stream.is_lossy:
+            raise ValueError(
+                f"receiver.backend cuda takes stream.transport peer, shm or tcp, not {self.stream.transport}"
+            )
         if self.receiver.backend == "cuda" and self.solver.replicas > MAX_CUDA_REPLICAS:
             raise ValueError(
                 f"receiver.backend cuda takes solver.replicas from 1 to {MAX_CUDA_REPLICAS}, not"
                 f" {self.solver.replicas}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_what_ethernet_needs(self) -> Config:
+        for role in ("generator", "receiver"):
+            if self.stream.transport == "ethernet" and getattr(self, role).interface is None:
+                raise ValueError(f"stream.transport ethernet needs {role}.interface, such as eth1")
         return self
 
     @property
