@@ -18,6 +18,8 @@ class Outcome:
 
     energies: list[list[int]] = field(default_factory=list)
     """2E of each replica, a row a pass."""
+    best_two_energy: int = 2**62
+    """The lowest of all `energies`."""
     receive_s: list[float] = field(default_factory=list)
     total_s: list[float] = field(default_factory=list)
     couplings_hash: str | None = None
@@ -34,9 +36,6 @@ class Outcome:
         for record, timing in zip(records, timings, strict=True):
             outcome.add(record["two_energy"], timing["receive_s"], timing["total_s"])
         return outcome
-
-    best_two_energy: int = 2**62
-    """The lowest of all `energies`."""
 
     def add(self, two_energy: list[int], receive_s: float, total_s: float) -> None:
         """One more pass counts."""
