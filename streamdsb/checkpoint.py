@@ -6,6 +6,7 @@ uint64 (ceil(n / 64),), all little-endian, then XXH64 of everything before it.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,6 +25,7 @@ _SUFFIX = ".checkpoint"
 _KEPT = 2
 _CHUNK_BYTES = 8 << 20
 _DIGEST_BYTES = 8
+_HEADER_MAX_BYTES = 4096
 
 
 class Damaged(Exception):
@@ -100,19 +102,29 @@ def save(path: Path, checkpoint: Checkpoint) -> int:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read and verify a checkpoint; raises Damaged if anything about it is not as it was written."""
+    """Map and verify a checkpoint; raises Damaged if anything about it is not as it was written.
+
+    The arrays are read-only views of the file, perhaps unaligned, and take no memory of their own.
+    """
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise Damaged(f"{path}: cannot be read: {error.strerror}") from None
-    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if xxhash.xxh64_intdigest(body) != int.from_bytes(digest, "little"):
+    except ValueError:
+        raise Damaged(f"{path}: is empty") from None
+    body, stored = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    digest = xxhash.xxh64()
+    for start in range(0, len(body), _CHUNK_BYTES):
+        digest.update(body[start : start + _CHUNK_BYTES])
+    if digest.intdigest() != int.from_bytes(stored, "little"):
         raise Damaged(f"{path}: its checksum does not fit its content")
-    line, _, arrays = body.partition(b"\n")
+    line, _, _ = bytes(body[:_HEADER_MAX_BYTES]).partition(b"\n")
     try:
         header = Header.model_validate_json(line)
     except ValidationError as error:
         raise Damaged(f"{path}: not a checkpoint of this version: {error.errors()[0]['msg']}") from None
+    arrays = body[len(line) + 1 :]
     rows = header.last_row - header.first_row
     state_bytes = 4 * header.replicas * rows
     words = Layout(header.n, header.replicas, 1).bitmap_words

@@ -1,6 +1,7 @@
 """Checkpoints come back as they were written, or not at all."""
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +117,12 @@ def test_a_disk_that_does_not_take_it_leaves_the_one_before(tmp_path: Path) -> N
     with pytest.raises(UserError, match="cannot be written"):
         save(path_of(tmp_path, 8), checkpoint_of(next_pass=8))
     assert load(path_of(tmp_path, 7)).header.next_pass == 7
+
+
+def test_loading_takes_no_memory_beside_the_file(tmp_path: Path) -> None:
+    save(path_of(tmp_path, 7), checkpoint_of(200_000, 4))
+    tracemalloc.start()
+    load(path_of(tmp_path, 7))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 200_000
