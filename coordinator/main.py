@@ -8,7 +8,6 @@ import secrets
 import signal
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 
 from coordinator.admission import admit_peers
 from coordinator.engine import CoordinatorEngine, welcome
+from coordinator.field import load_field
 from coordinator.launch import end_processes, launch
 from coordinator.outcome import Outcome
 from coordinator.peers import Interrupted, Peers
@@ -105,29 +105,6 @@ def coordinate(
     return run.lead(lambda peers: admit_peers(peers, display, host, port, token))
 
 
-def load_field(path: Path, n: int | None = None) -> np.ndarray:
-    """The field h of a .npy of integers, as int32 (n,); raises UserError if it is anything else.
-
-    n is None as long as it is not known.
-    """
-    try:
-        values = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError(f"problem.field {path} does not exist") from None
-    except (OSError, ValueError, EOFError, OverflowError, zipfile.BadZipFile) as error:
-        raise UserError(f"problem.field {path}: cannot be read as .npy: {error}") from None
-    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
-        raise UserError(f"problem.field {path}: one dimension of integers is needed, an int32 for each spin")
-    if n is not None and values.shape != (n,):
-        raise UserError(f"problem.field has shape {values.shape}, but n is {n}: ({n},) is needed")
-    limits = np.iinfo(np.int32)
-    outside = np.flatnonzero((values < limits.min) | (values > limits.max))
-    if outside.size:
-        i = int(outside[0])
-        raise UserError(f"problem.field {path}: h[{i}] is {values[i]}, but it should fit 32 bits")
-    return values.astype(np.int32)
-
-
 class _Run:
     """One run from its processes to its directory."""
 
@@ -193,7 +170,8 @@ class _Run:
 
     def _leave(self, directory: RunDirectory, error: StreamdsbError) -> None:
         """Last words about a run that did not get to its end, and a checkpoint if the user stopped it."""
-        self._display.say(f"{self.engine.next_pass:,} whole passes are recorded in {directory.path}")
+        if self.engine.next_pass:
+            self._display.say(f"{self.engine.next_pass:,} whole passes are recorded in {directory.path}")
         try:
             saved = isinstance(error, Interrupted) and self.engine.save_before_leaving(directory)
         except StreamdsbError as failure:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from coordinator.field import load_field
 from coordinator.launch import end_processes
 from coordinator.lockstep import Lockstep
-from coordinator.main import load_field
 from coordinator.outcome import Outcome
 from coordinator.partition import Partition, refuse_what_ranks_cannot
 from coordinator.peers import Interrupted, Peers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,8 +15,10 @@ from streamdsb.frame import CouplingFormat
 from streamdsb.intrinsics import row_of
 from streamdsb.jit import inline, kernel
 from streamdsb.layout import BLOCK_COLUMNS, MAX_N, RowRange, ceil_div
+from streamdsb.npy_file import load_npy
 from streamdsb.packing import pack_couplings, set_diagonal
 
+_KEY = "problem.path"
 _KINDS = "int8 of ±1, bool (true for +1) or uint8 of packed bits (1 for +1)"
 
 
@@ -44,7 +46,7 @@ class FileCouplings:
         self._shards = _open_shards(path)
         self.n = self._shards[-1].rows.stop
         if self.n > MAX_N:
-            raise UserError(f"{path}: {self.n} rows, but n should be from 1 to {MAX_N}")
+            raise UserError(f"{_KEY} {path}: {self.n} rows, but n should be from 1 to {MAX_N}")
         for shard in self._shards:
             _check_width(shard, self.n)
 
@@ -70,7 +72,7 @@ class FileCouplings:
         if not _pack_entries(_rows_contiguous(entries), rows.start - columns.start, packed):
             i, j, value = self._first_offence()
             raise UserError(
-                f"{self._path}: J[{i}, {j}] is {value}, but off the diagonal it should be +1 or -1"
+                f"{_KEY} {self._path}: J[{i}, {j}] is {value}, but off the diagonal it should be +1 or -1"
             )
         return packed
 
@@ -83,7 +85,7 @@ class FileCouplings:
                 found = _first_other_value(shard.entries[start : start + 1], rows, every_column)
                 if found is not None:
                     return found
-        raise AssertionError("the offence has vanished from the file")
+        raise UserError(f"{_KEY} {self._path}: an entry that was not ±1 has changed while it was read")
 
 
 @inline
@@ -157,11 +159,16 @@ def _reverse_bytes(words: np.ndarray) -> None:
 
 
 def _open_shards(path: Path) -> list[_Shard]:
-    if not path.exists():
-        raise UserError(f"problem.path {path} does not exist")
-    files = sorted(path.glob("*.npy")) if path.is_dir() else [path]
+    try:
+        files = sorted(path.glob("*.npy")) if stat.S_ISDIR(path.stat().st_mode) else [path]
+    except FileNotFoundError:
+        raise UserError(f"{_KEY} {path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{_KEY} {path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     if not files:
-        raise UserError(f"problem.path {path} is a folder without .npy files")
+        raise UserError(f"{_KEY} {path} is a folder without .npy files")
     shards: list[_Shard] = []
     for file in files:
         entries = _map_entries(file)
@@ -171,16 +178,11 @@ def _open_shards(path: Path) -> list[_Shard]:
 
 
 def _map_entries(file: Path) -> np.ndarray:
-    try:
-        entries = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, OverflowError, zipfile.BadZipFile) as error:
-        raise UserError(f"{file}: cannot be read as .npy: {error}") from None
-    if not isinstance(entries, np.ndarray):
-        raise UserError(f"{file}: holds several arrays, but one .npy with {_KINDS} is needed")
+    entries = load_npy(file, _KEY)
     if entries.ndim != 2 or not all(entries.shape):
-        raise UserError(f"{file}: shape {entries.shape}, but a matrix with two dimensions is needed")
+        raise UserError(f"{_KEY} {file}: shape {entries.shape}, but a matrix with two dimensions is needed")
     if entries.dtype not in (np.int8, np.bool_, np.uint8):
-        raise UserError(f"{file}: dtype {entries.dtype}, but {_KINDS} is needed")
+        raise UserError(f"{_KEY} {file}: dtype {entries.dtype}, but {_KINDS} is needed")
     return entries
 
 
@@ -190,7 +192,7 @@ def _check_width(shard: _Shard, n: int) -> None:
     if width != needed:
         unit = "bytes of packed bits" if packed else "columns"
         raise UserError(
-            f"{shard.path}: not square: {n} rows in all, but {width} {unit} where {needed} are needed"
+            f"{_KEY} {shard.path}: not square: {n} rows in all, but {width} {unit} where {needed} are needed"
         )
 
 

@@ -24,7 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamdsb.errors import StreamdsbError, UserError
-from streamdsb.run_directory import BEST_SPINS, RECORDS, read_lines
+from streamdsb.npy_file import load_npy
+from streamdsb.run_directory import BEST_SPINS
+from validation.run_files import RunFiles
 
 Weights = NDArray[np.int8]
 
@@ -94,11 +96,8 @@ def best_cut(run: Path, graph: Path) -> Cut:
     """
     weights = load_weights(graph)
     spins = _load_spins(run / BEST_SPINS, len(weights))
-    records = read_lines(run / RECORDS)
-    if not records:
-        raise UserError(f"{run / RECORDS}: holds no record")
+    two_energy = RunFiles(run).lowest_two_energy
     weight = cut_weight(weights, spins)
-    two_energy = min(record["best_two_energy"] for record in records)
     total = int(np.triu(weights).sum(dtype=np.int64))
     if 4 * weight != 2 * total - two_energy:
         raise UserError(
@@ -121,14 +120,11 @@ def _load_npz(path: Path, name: str) -> NDArray[Any]:
 
 
 def _load_spins(path: Path, n: int) -> NDArray[np.int8]:
-    try:
-        spins = np.load(path, allow_pickle=False)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError):
-        raise UserError(f"{path}: not a .npy") from None
-    if not isinstance(spins, np.ndarray) or spins.shape != (n,) or not np.all(np.abs(spins) == 1):
-        raise UserError(f"{path}: spins of ±1 in ({n},) are needed for this graph, not {np.shape(spins)}")
+    spins = load_npy(path)
+    if spins.shape != (n,) or not np.all(np.abs(spins) == 1):
+        raise UserError(
+            f"{path}: spins of ±1 in ({n},) are needed for this graph, not {spins.dtype} {spins.shape}"
+        )
     return spins
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from streamdsb.config import Config, Problem
 from streamdsb.errors import UserError
+from streamdsb.npy_file import load_npy
 from validation import oracle
-from validation.run_files import load_npy
 
 EXPLICIT_N = 20_000
 """Largest n whose matrix is written out, in n * n bytes."""

@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from streamdsb.config import Config, load_config
 from streamdsb.errors import UserError
+from streamdsb.npy_file import load_npy
 from streamdsb.run_directory import BEST_SPINS, CONFIG, FINAL_SPINS, RECORDS, SUMMARY, TIMINGS
 from validation import oracle
 
-Natural = Annotated[int, Field(ge=0)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Record(BaseModel):
@@ -144,19 +145,6 @@ class RunFiles:
         if array.dtype != dtype or array.shape != shape:
             raise UserError(f"{name} is {array.dtype} {array.shape}, but {np.dtype(dtype)} {shape} is due")
         return array
-
-
-def load_npy(path: Path) -> NDArray[Any]:
-    """The array of a .npy, mapped and not loaded; raises UserError if there is none."""
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        raise UserError(f"{path.name} cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError):
-        raise UserError(f"{path.name} is not a whole .npy") from None
-    if not isinstance(array, np.ndarray):
-        raise UserError(f"{path.name} holds several arrays where one .npy is due")
-    return array
 
 
 def _read(path: Path) -> bytes:

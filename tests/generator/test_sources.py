@@ -234,11 +234,14 @@ def test_files_of_another_shape_or_type(array: np.ndarray, words: str, tmp_path:
     path = _saved(tmp_path / "m.npy", array)
     sentence = _refusal(source="file", path=path)
     assert words in sentence
-    assert path in sentence
+    assert f"problem.path {path}" in sentence
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     assert "does not exist" in _refusal(source="file", path=str(tmp_path / "none.npy"))
+    assert "problem.path aaa" in _refusal(source="file", path="a" * 300)
+    assert "cannot be read: File name too long" in _refusal(source="file", path="a" * 300)
+    assert "cannot be read" in _refusal(source="file", path="a\0b")
     assert "folder without .npy files" in _refusal(source="file", path=str(tmp_path))
     (tmp_path / "text.npy").write_text("+1 -1\n-1 +1\n")
     assert "cannot be read as .npy" in _refusal(source="file", path=str(tmp_path / "text.npy"))

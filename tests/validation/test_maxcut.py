@@ -115,7 +115,7 @@ def test_what_is_no_graph_is_refused_in_a_sentence(graph, run, tmp_path, capsys)
         (["prepare", str(other), out], "uint8 (9, 1)"),
         (["prepare", str(graph), str(tmp_path / "nowhere" / "out.npy")], "cannot be written"),
         (["prepare", str(graph), str(tmp_path / "out.txt")], ".npy"),
-        (["cut", str(tmp_path / "nowhere"), str(graph)], "No such file"),
+        (["cut", str(tmp_path / "nowhere"), str(graph)], "does not exist"),
         (["cut", str(run), str(small)], "(67,)"),
     ]:
         assert maxcut.main(arguments) == 2
