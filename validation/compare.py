@@ -150,7 +150,7 @@ def parse_record(line: bytes) -> Record | None:
     """The record in a line of records.jsonl, or None if the line is not one."""
     try:
         fields = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(fields, dict) or list(fields) != KEYS:
         return None

@@ -46,7 +46,7 @@ def report(directory: Path, output: Path | None = None) -> Path:
     try:
         energies = np.array([record["two_energy"] for record in records], dtype=np.int64)
         rates = np.array([timing["payload_bytes"] / timing["receive_s"] for timing in timings]) / 1e9
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+    except (KeyError, TypeError, ValueError, ArithmeticError):
         raise UserError(
             f"{directory}: {RECORDS} or {TIMINGS} has a line without the values to plot"
         ) from None

@@ -98,7 +98,11 @@ def edit(run: Path, old: str, new: str) -> None:
         (lambda run: (run / "config.yaml").unlink(), r"config\.yaml: cannot read .* No such file"),
         (lambda run: keep_lines(run / "timings.jsonl", 0), "no pass is over yet"),
         (lambda run: edit(run, "receive_s", "received_s"), "a line without the values to plot"),
-        (lambda run: edit(run, '"pass":3', '"pass":'), "a line is not JSON"),
+        (lambda run: edit(run, '"pass":3', '"pass":'), r"timings\.jsonl: line 4 is .* a JSON object"),
+        (
+            lambda run: edit(run, '"payload_bytes":', '"payload_bytes":' + 400 * "9"),
+            "without the values to plot",
+        ),
     ],
 )
 def test_what_cannot_be_plotted_is_said_in_a_sentence(run, break_it, words):

@@ -207,6 +207,12 @@ def drop_line(name: str, index: int) -> Callable[[Path], None]:
     return edit_text(name, drop)
 
 
+def turn_keys_round(run: Path) -> None:
+    texts = (run / "records.jsonl").read_text().splitlines()
+    texts[9] = json.dumps(dict(reversed(json.loads(texts[9]).items())), separators=(",", ":"))
+    (run / "records.jsonl").write_text("".join(text + "\n" for text in texts))
+
+
 def flip_final_bit(bit: int) -> Callable[[Path], None]:
     def flip(run: Path) -> None:
         bitmaps = np.load(run / "final_spins.npy")
@@ -242,6 +248,7 @@ TAMPERINGS = {
         edit_text("records.jsonl", lambda text: text.replace(":8,", ": 8,")),
         {"records", "replay"},
     ),
+    "keys in another order": (turn_keys_round, {"records", "replay"}),
     "a record dropped": (drop_line("records.jsonl", 9), {"passes"}),
     "a record twice": (edit_text("records.jsonl", lambda t: t + t.splitlines(True)[-1]), {"passes"}),
     "a record cut off": (edit_text("records.jsonl", lambda text: text[:-9]), {"files"}),
@@ -253,6 +260,7 @@ TAMPERINGS = {
     "rejected frames": (edit_line("timings.jsonl", 9, rejected=1), {"frames"}),
     "duplicated frames": (edit_line("timings.jsonl", 9, duplicated=1), set()),
     "payload": (edit_line("timings.jsonl", 9, payload_bytes=403_201 * 4), {"volumes", "rates"}),
+    "endless payload": (edit_line("timings.jsonl", 9, payload_bytes=10**400), {"files"}),
     "seconds": (edit_line("timings.jsonl", 9, receive_s=lambda s: 1.1 * s), {"rates"}),
     "rate": (edit_line("timings.jsonl", 9, gbps=lambda rate: 1.1 * rate), {"rates"}),
     "summary's volume": (edit_summary("volumes", payload_total=1), {"volumes"}),
@@ -353,6 +361,8 @@ def test_what_is_no_run_is_a_user_error(tmp_path):
         validate(tmp_path)
     with pytest.raises(UserError, match="is not a run directory"):
         validate(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="is not a run directory"):
+        validate(tmp_path / ("a" * 300))
 
 
 def test_a_check_that_does_not_apply_is_no_failure():
