@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from streamdsb import native
 from streamdsb.errors import RunFailed, UserError
 from streamdsb.links import parse_address
-from streamdsb.service import native
 from streamdsb.service.exchange import REPLY_ROOM, exchange, exchange_plainly
 from streamdsb.service.limits import DEFAULT_ETHER_TYPE, DEFAULT_PORT, SLOTS, check_request
 from streamdsb.service.messages import (

@@ -13,8 +13,7 @@ import numpy as np
 from numba import njit
 
 from streamdsb.intrinsics import row_of
-from streamdsb.service.limits import HEADER_BYTES
-from streamdsb.service.native import (
+from streamdsb.native import (
     ADDRESS_BYTES,
     address,
     aim,
@@ -24,6 +23,7 @@ from streamdsb.service.native import (
     send_all,
     wait_readable,
 )
+from streamdsb.service.limits import HEADER_BYTES
 
 REPLY_ROOM = 512
 _BATCH = 64

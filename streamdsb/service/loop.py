@@ -11,8 +11,7 @@ import numpy as np
 from numba import njit
 
 from streamdsb.intrinsics import load_acquire, row_of, store_release
-from streamdsb.service.limits import FRAME_BYTES, HEADER_BYTES, MAX_PAIRS, MAX_UPDATES, RING_ITEMS
-from streamdsb.service.native import (
+from streamdsb.native import (
     ADDRESS_BYTES,
     address,
     aim,
@@ -27,6 +26,7 @@ from streamdsb.service.native import (
     take,
     wait_readable,
 )
+from streamdsb.service.limits import FRAME_BYTES, HEADER_BYTES, MAX_PAIRS, MAX_UPDATES, RING_ITEMS
 from streamdsb.service.rings import (
     ADDRESS_AT,
     ADDRESS_SIZE_AT,

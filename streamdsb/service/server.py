@@ -12,10 +12,11 @@ from typing import Any
 import numba
 import numpy as np
 
+from streamdsb import native
 from streamdsb.errors import RunFailed, UserError
 from streamdsb.jit import compile_kernels
 from streamdsb.links import parse_address
-from streamdsb.service import native, solve_cpu
+from streamdsb.service import solve_cpu
 from streamdsb.service.config import ServiceConfig
 from streamdsb.service.loop import COUNTERS, make_loop, serve
 from streamdsb.service.rings import STOP, make_rings

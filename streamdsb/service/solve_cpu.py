@@ -22,8 +22,8 @@ from numba import njit
 from streamdsb.hashing import A, hash_word, mix
 from streamdsb.intrinsics import row_of
 from streamdsb.jit import inline, kernel
+from streamdsb.native import copy, fill
 from streamdsb.service.limits import MAX_PAIRS
-from streamdsb.service.native import copy, fill
 
 _PM1 = 1
 _TERNARY = 2

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from streamdsb.native import copy
 from streamdsb.service.limits import HEADER_BYTES, MAX_FRAGMENTS, MODEL_BYTES, PAYLOAD_BYTES, SLOTS
-from streamdsb.service.native import copy
 
 PLACES = 2 * SLOTS
 """Two for each slot: 2 slot and 2 slot + 1."""

@@ -6,9 +6,9 @@ import numpy as np
 from numba import njit
 
 from streamdsb.intrinsics import load_acquire, row_of, store_release
+from streamdsb.native import copy, fetch_add, now_ns, signal, take
 from streamdsb.service.limits import HEADER_BYTES, RING_ITEMS
 from streamdsb.service.messages import FIELD_FOLLOWS
-from streamdsb.service.native import copy, fetch_add, now_ns, signal, take
 from streamdsb.service.rings import (
     ANSWERED,
     CLAIMED,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamdsb.service import native
+from streamdsb import native
 from streamdsb.service.client import Client
 from streamdsb.service.config import make_service_config
 from streamdsb.service.server import Server

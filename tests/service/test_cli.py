@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamdsb.service import native
+from streamdsb import native
 from streamdsb.service.server import Server
 from validation import oracle_solve
 

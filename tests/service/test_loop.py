@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from streamdsb.service import native
+from streamdsb import native
 from streamdsb.service.client import Client
 from streamdsb.service.limits import RING_ITEMS
 from streamdsb.service.loop import COUNTERS, Loop, make_loop, serve

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamdsb.service import native
+from streamdsb import native
 from streamdsb.service.client import Client
 from streamdsb.service.models import Format, unpack
 from validation import bench_service, published_solves

@@ -1,4 +1,4 @@
-"""What the compiled loops of the service call: the C library's batched datagrams, events, clock, atomics.
+"""What compiled loops call: the C library's batched datagrams, events, clock, and atomics.
 
 Linux only. Addresses travel as integers; the arrays behind them outlive the call.
 """
