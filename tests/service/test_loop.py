@@ -98,7 +98,7 @@ def couplings_for(n: int, seed: int) -> np.ndarray:
 
 
 def test_models_are_used_only_once_uploaded(elsewhere: Elsewhere) -> None:
-    with Client(f"127.0.0.1:{elsewhere.socket.getsockname()[1]}") as client:
+    with Client(f"127.0.0.1:{elsewhere.socket.getsockname()[1]}", timeout=60) as client:
         for turn in range(4):  # places of a slot in turn
             couplings = couplings_for(40 + turn, turn)
             model = client.load(couplings, slot=3)
