@@ -55,7 +55,7 @@ def judge(
     """
     kind = frame[1] & _KIND_BYTES
     run_and_pass = run_word(run, pass_index)
-    sequence = np.int64(frame[3])
+    sequence = int(np.int64(frame[3]))
     if kind != kind_word(_TILE) and kind != kind_word(_PASS_END):
         verdict = -_MALFORMED
     elif (frame[2] ^ run_and_pass) & _LOW_HALF:
@@ -67,7 +67,7 @@ def judge(
     elif kind == kind_word(_PASS_END):
         verdict = END_FOUND
     else:
-        block = np.int64(frame[5] & _LOW_HALF)
+        block = int(np.int64(frame[5] & _LOW_HALF))
         offset = np.int64(frame[4]) - first_row
         couplings = min(n - block * BLOCK_COLUMNS, BLOCK_COLUMNS)
         in_place = (
@@ -121,6 +121,16 @@ def _check_frames(
 KERNELS = (_check_frames,)
 
 
+def reasons_text(counts: np.ndarray) -> str:
+    """Why frames were not added, by `counts`, in brackets; empty if all were."""
+    rejected = ", ".join(
+        f"{int(counts[reason])} {reason.name.lower().replace('_', ' ')}"
+        for reason in Count
+        if reason is not Count.ACCEPTED and counts[reason]
+    )
+    return f" ({rejected})" if rejected else ""
+
+
 class FrameCheck:
     """Decides for one queue which frames are added, and counts the others by reason.
 
@@ -172,16 +182,12 @@ class FrameCheck:
         return len(self._rows) * self._layout.column_blocks
 
     def fault(self) -> str | None:
-        """After PASS_END: what is wrong with this queue's pass, in a sentence, or None."""
+        """What is wrong with this queue's pass, or still missing, in a sentence, or None."""
         accepted, sent = int(self.counts[Count.ACCEPTED]), int(self._state[_SENT])
         if accepted == sent == self.expected:
             return None
-        rejected = ", ".join(
-            f"{int(self.counts[reason])} {reason.name.lower().replace('_', ' ')}"
-            for reason in Count
-            if reason is not Count.ACCEPTED and self.counts[reason]
-        )
+        counted = f", the sender counted {sent}" if self.ended else ""
         return (
-            f"pass {self._pass}, queue {self.queue}: {accepted} of {self.expected} frames were added,"
-            f" the sender counted {sent}" + (f" ({rejected})" if rejected else "")
+            f"pass {self._pass}, queue {self.queue}: {accepted} of {self.expected} frames were"
+            f" added{counted}{reasons_text(self.counts)}"
         )

@@ -1,0 +1,272 @@
+"""Exactly once over a queue that loses, repeats, reorders and corrupts frames.
+
+A window remembers, one bit a frame, what has been added from the first missing frame on, however long the
+pass; what is missing is asked for again until it has come.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from receiver.check import END_FOUND, Count, judge, reasons_text
+from streamdsb.errors import RunFailed
+from streamdsb.feedback import MAX_RANGES, FeedbackWriter
+from streamdsb.jit import inline, kernel
+from streamdsb.layout import Layout, RowRange, ceil_div
+from streamdsb.payload_checksum import checksums
+
+_BASE, _HIGHEST, _ENDED, _REPEATED = range(4)
+_ACCEPTED, _DUPLICATE, _MISPLACED, _WRONG_PASS = (
+    int(reason) for reason in (Count.ACCEPTED, Count.DUPLICATE, Count.MISPLACED, Count.WRONG_PASS)
+)
+_LATE, _CORRUPT, _OVERRUN = int(Count.LATE), int(Count.CORRUPT), int(Count.OVERRUN)
+
+_SHORTEST_PATIENCE_S = 0.002
+_FIRST_PATIENCE_S = 0.02
+_LONGEST_PATIENCE_S = 0.5
+
+
+@inline
+def _bit_of(sequence: int) -> np.uint64:
+    return np.uint64(1) << np.uint64(sequence & 63)
+
+
+@inline
+def _word_of(sequence: int, added: np.ndarray) -> int:
+    return (sequence >> 6) % added.size
+
+
+@kernel(
+    "int64(uint64[:, ::1], uint32[::1], int64, int64, int64, int64, int64, int64, int64, int64[::1], "
+    "uint64[::1], int64[::1], int32[::1])"
+)
+def _admit(
+    frames: np.ndarray,
+    sums: np.ndarray,
+    run: int,
+    pass_index: int,
+    queue: int,
+    n: int,
+    first_row: int,
+    rows: int,
+    blocks: int,
+    state: np.ndarray,
+    added: np.ndarray,
+    counts: np.ndarray,
+    accepted: np.ndarray,
+) -> int:
+    """Write the indices of the frames to add into `accepted`; return how many there are.
+
+    sums: what the payloads hash to; added: for each frame from the base on, whether it has been added, a
+    ring of bits.
+    """
+    taken = 0
+    expected = rows * blocks
+    for i in range(frames.shape[0]):
+        verdict = judge(frames[i], run, pass_index, queue, n, first_row, rows, blocks)
+        if verdict == END_FOUND:
+            if np.int64(frames[i, 3]) == expected and np.int64(frames[i, 4]) == expected:
+                state[_ENDED], state[_HIGHEST], state[_REPEATED] = 1, expected, 1
+            else:
+                counts[_MISPLACED] += 1
+        elif verdict == -_WRONG_PASS and np.int64(frames[i, 2] >> np.uint64(32)) < pass_index:
+            counts[_LATE] += 1
+        elif verdict < 0:
+            counts[-verdict] += 1
+        elif np.uint64(sums[i]) != frames[i, 6] >> np.uint64(32):
+            counts[_CORRUPT] += 1
+        elif verdict >= state[_BASE] + 64 * added.size:
+            counts[_OVERRUN] += 1
+        elif verdict < state[_BASE] or added[_word_of(verdict, added)] & _bit_of(verdict):
+            counts[_DUPLICATE] += 1
+            state[_REPEATED] = 1
+        else:
+            added[_word_of(verdict, added)] |= _bit_of(verdict)
+            state[_HIGHEST] = max(state[_HIGHEST], verdict + 1)
+            accepted[taken] = i
+            taken += 1
+            base = state[_BASE]
+            while added[_word_of(base, added)] & _bit_of(base):
+                added[_word_of(base, added)] &= ~_bit_of(base)
+                base += 1
+            state[_BASE] = base
+    counts[_ACCEPTED] += taken
+    return taken
+
+
+@kernel("int64(uint64[::1], int64, int64, int64, int64[:, ::1])")
+def _find_missing(added: np.ndarray, base: int, first: int, stop: int, ranges: np.ndarray) -> int:
+    """Write the ranges of frames from `first` to `stop` - 1 that are missing; return how many there are.
+
+    Frames beyond the window are missing too; once `ranges` is full, the rest is left out.
+    """
+    found = 0
+    sequence = first
+    while sequence < stop and found < ranges.shape[0]:
+        start = sequence
+        while sequence < stop and (
+            sequence >= base + 64 * added.size or not added[_word_of(sequence, added)] & _bit_of(sequence)
+        ):
+            sequence += 1
+        if sequence > start:
+            ranges[found, 0], ranges[found, 1] = start, sequence - start
+            found += 1
+        else:
+            sequence += 1
+    return found
+
+
+KERNELS = (_admit, _find_missing)
+
+
+class Window:
+    """Decides for one queue which frames are added, and what to send back.
+
+    window: frames that may be on the way at most; budget: frames that may be asked for again in a pass,
+    as a multiple of the frames of the pass.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        queue: int,
+        rows: RowRange,
+        run: int,
+        burst_frames: int,
+        window: int,
+        budget: float,
+    ) -> None:
+        self.queue = queue
+        self._layout = layout
+        self._rows = rows
+        self._run = run
+        self._pass = 0
+        self._window = window
+        self._most_resent = int(budget * self.expected) + 64 * window
+        self._state = np.zeros(4, np.int64)
+        self._added = np.zeros(ceil_div(window, 64) + 1, np.uint64)
+        self._accepted = np.empty(burst_frames, np.int32)
+        self._sums = np.empty(burst_frames, np.uint32)
+        self._ranges = np.empty((MAX_RANGES, 2), np.int64)
+        self._writer = FeedbackWriter(run, queue)
+        self._patience_s = _FIRST_PATIENCE_S
+        self.counts = np.zeros(len(Count), np.int64)
+        """Frames of the current pass by what happened to them, int64 (len(Count),)."""
+        self.resent = 0
+        """Frames that were asked for again in the current pass."""
+
+    def begin_pass(self, pass_index: int) -> None:
+        """Expect the frames of `pass_index`."""
+        self._pass = pass_index
+        self._state[:] = 0
+        self._added[:] = 0
+        self.counts[:] = 0
+        self.resent = 0
+        self._acknowledged = 0
+        self._asked_up_to = 0
+        self._base_seen = 0
+        self._base_since = math.inf
+        self._timed: tuple[int, float] | None = None
+        self._answered = 0.0
+        self._pass_acknowledged = False
+
+    def accept(self, frames: np.ndarray) -> np.ndarray:
+        """Indices, int32, of those of `frames`, uint64 (<= burst_frames, >= 512), that are to be added."""
+        sums = self._sums[: len(frames)]
+        checksums(frames, sums)
+        taken = _admit(
+            frames,
+            sums,
+            self._run,
+            self._pass,
+            self.queue,
+            self._layout.n,
+            self._rows.start,
+            len(self._rows),
+            self._layout.column_blocks,
+            self._state,
+            self._added,
+            self.counts,
+            self._accepted,
+        )
+        return self._accepted[:taken]
+
+    def answer(self, now: float) -> np.ndarray | None:
+        """What to send back, uint64 (1, 512), or None; now: seconds on any clock that only goes on.
+
+        Raises RunFailed if the budget is spent.
+        """
+        if self.ended:
+            if self._pass_acknowledged and not self._state[_REPEATED]:
+                return None
+            self._pass_acknowledged = True
+            self._state[_REPEATED] = 0
+            return self._writer.pass_ack(self._pass, self.expected)
+        missing = self._due(now)
+        base = int(self._state[_BASE])
+        asked_for_word = self._state[_REPEATED] and now >= self._answered + _SHORTEST_PATIENCE_S
+        if not len(missing) and not asked_for_word and base < self._acknowledged + self._window // 4:
+            return None
+        self._acknowledged, self._answered = base, now
+        self._state[_REPEATED] = 0
+        return self._writer.resend(self._pass, base, missing)
+
+    def _due(self, now: float) -> np.ndarray:
+        """Ranges to ask for: gaps not asked for yet, or all when patience with the first is at an end."""
+        base, highest = int(self._state[_BASE]), int(self._state[_HIGHEST])
+        if base > self._base_seen:
+            self._base_seen, self._base_since = base, now
+            if self._timed is not None and base > self._timed[0]:
+                self._patience_s = self._within_limits(self._patience_s / 2 + now - self._timed[1])
+                self._timed = None
+        missing = self._missing(max(base, self._asked_up_to), highest)
+        if len(missing):
+            first = int(missing[0, 0])
+            if first == base:
+                self._base_since = now
+            if self._timed is None:
+                self._timed = (first, now)
+        elif now >= self._base_since + self._patience_s:
+            missing = self._missing(base, highest)
+            if len(missing):
+                # an answer could now be to either request
+                self._timed = None
+                self._base_since = now
+                self._patience_s = self._within_limits(2 * self._patience_s)
+        if len(missing) == MAX_RANGES:
+            highest = int(missing[-1].sum())
+        self._asked_up_to = max(self._asked_up_to, highest)
+        self.resent += int(missing[:, 1].sum())
+        if self.resent > self._most_resent:
+            raise RunFailed(
+                f"{self.fault()}: {self.resent} frames were asked for again (stream.resend_budget)"
+            )
+        return missing
+
+    def _missing(self, first: int, stop: int) -> np.ndarray:
+        return self._ranges[: _find_missing(self._added, int(self._state[_BASE]), first, stop, self._ranges)]
+
+    @staticmethod
+    def _within_limits(patience_s: float) -> float:
+        return min(max(patience_s, _SHORTEST_PATIENCE_S), _LONGEST_PATIENCE_S)
+
+    @property
+    def ended(self) -> bool:
+        """True once the sender's PASS_END and every frame before it have come."""
+        return bool(self._state[_ENDED]) and int(self._state[_BASE]) == self.expected
+
+    @property
+    def expected(self) -> int:
+        """TILE frames that make this queue's pass complete."""
+        return len(self._rows) * self._layout.column_blocks
+
+    def fault(self) -> str | None:
+        """What is still wrong with this queue's pass, in a sentence, or None."""
+        if self.ended:
+            return None
+        return (
+            f"pass {self._pass}, queue {self.queue}: {int(self.counts[Count.ACCEPTED])} of {self.expected}"
+            f" frames were added{reasons_text(self.counts)}"
+        )

@@ -1,0 +1,96 @@
+"""What a receiver sends back on a queue that loses frames: RESEND and PASS_ACK frames.
+
+RESEND says that every frame before its sequence number has been added (0: none yet) and lists ranges of
+missing ones: its row field counts them, its payload holds a pair of 64-bit words for each, the first
+sequence number and the number of frames.  PASS_ACK says that the pass has been added whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamdsb.frame import FrameType, empty_frames, headers_of, write_headers
+from streamdsb.layout import BLOCK_WORDS, FRAME_WORDS, HEADER_WORDS
+from streamdsb.payload_checksum import checksums, write_checksums
+
+MAX_RANGES = BLOCK_WORDS // 2
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What the receiver has said about one pass of one queue."""
+
+    acknowledged: int
+    """Frames from the first on that have been added without a gap."""
+    missing: np.ndarray
+    """First sequence number and length of each range to be sent again, int64 (ranges, 2)."""
+    complete: bool
+    """True if the pass has been added whole, PASS_END included."""
+
+
+class FeedbackWriter:
+    """Composes the frames that go back on one queue."""
+
+    def __init__(self, run: int, queue: int) -> None:
+        self._run = run
+        self._queue = queue
+        self._frame = empty_frames(1)
+
+    def resend(self, pass_index: int, acknowledged: int, missing: np.ndarray) -> np.ndarray:
+        """A RESEND frame, uint64 (1, 512), valid until the next call; missing: int64 (<= MAX_RANGES, 2)."""
+        words = self._frame[0, HEADER_WORDS:]
+        words[:] = 0
+        words[: missing.size] = missing.reshape(-1)
+        return self._finish(FrameType.RESEND, pass_index, acknowledged, len(missing))
+
+    def pass_ack(self, pass_index: int, frames: int) -> np.ndarray:
+        """A PASS_ACK frame, uint64 (1, 512), valid until the next call; frames: how many were added."""
+        return self._finish(FrameType.PASS_ACK, pass_index, frames, 0)
+
+    def _finish(self, kind: FrameType, pass_index: int, sequence: int, row: int) -> np.ndarray:
+        write_headers(self._frame, int(kind), self._run, pass_index, sequence, row, 0, self._queue, 0)
+        write_checksums(self._frame)
+        return self._frame
+
+
+class FeedbackReader:
+    """Understands the frames that come back on one queue and ignores all others."""
+
+    def __init__(self, run: int, queue: int, frames_per_pass: int) -> None:
+        self._run = run
+        self._queue = queue
+        self._expected = frames_per_pass
+
+    def read(self, frames: np.ndarray, pass_index: int) -> list[Feedback]:
+        """What `frames`, uint64 (count, >= 512), say about `pass_index`, in the order they came."""
+        sums = np.empty(len(frames), np.uint32)
+        checksums(frames, sums)
+        headers = headers_of(frames)
+        ours = (
+            (headers["run"] == self._run)
+            & (headers["pass"] == pass_index)
+            & (headers["queue"] == self._queue)
+            & (headers["sequence"] <= self._expected)
+            & (headers["payload_checksum"] == sums)
+        )
+        said = []
+        for i in np.flatnonzero(ours):
+            acknowledged, ranges = int(headers["sequence"][i]), int(headers["row"][i])
+            if headers["type"][i] == FrameType.PASS_ACK:
+                said.append(Feedback(self._expected, np.empty((0, 2), np.int64), complete=True))
+            elif headers["type"][i] == FrameType.RESEND and ranges <= MAX_RANGES:
+                words = frames[i, HEADER_WORDS : HEADER_WORDS + 2 * ranges]
+                missing = words.astype(np.int64).reshape(-1, 2)
+                if self._are_inside(missing[:, 0], missing[:, 1]):
+                    said.append(Feedback(acknowledged, missing, complete=False))
+        return said
+
+    def _are_inside(self, first: np.ndarray, count: np.ndarray) -> bool:
+        # count is at most the number of frames, so that the difference cannot overflow
+        is_inside = (first >= 0) & (count > 0) & (count <= self._expected) & (first <= self._expected - count)
+        return bool(is_inside.all())
+
+
+assert FRAME_WORDS == HEADER_WORDS + 2 * MAX_RANGES
