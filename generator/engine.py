@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from generator.send import QueueFeeder, send_pass
+from generator.resend import feeder_for
+from generator.send import send_pass, serve_until_acknowledged
 from generator.source import CouplingSource
 from generator.symmetry import SymmetryCheck
 from streamdsb.config import Config
@@ -39,7 +40,10 @@ class GeneratorEngine:
         self._source = source
         self._control = control
         carried = self._layout.queue_rows
-        feeders = [QueueFeeder(q, carried[q], self._layout, run, source, s) for q, s in enumerate(senders)]
+        feeders = [
+            feeder_for(queue, carried[queue], self._layout, run, source, sender)
+            for queue, sender in enumerate(senders)
+        ]
         self._feeders = feeders
         self._shares = Shares(feeders, config.generator.threads, control.cancelled)
 
@@ -68,6 +72,9 @@ class GeneratorEngine:
                 couplings_hash=couplings_hash,
                 tile_sums=tile_sums,
             )
+        )
+        self._shares.each(
+            lambda share: serve_until_acknowledged(share, self._control.is_waiting, self._control.cancelled)
         )
 
     def _measure_rate(self) -> float:
