@@ -5,14 +5,14 @@ from __future__ import annotations
 from generator import matrix_file, symmetry, synthesize_cpu
 from generator.engine import GeneratorEngine
 from generator.source import open_source
-from streamdsb import frame
+from streamdsb import frame, payload_checksum
 from streamdsb.config import Config
 from streamdsb.jit import compile_kernels
 from streamdsb.join import Origin
 from streamdsb.layout import RowRange
 from streamdsb.links import connect_senders, shm_senders
 from streamdsb.messages import Compiling, DeviceRing, Listening, Opened, Resolved
-from streamdsb.queues import FrameSender, shm
+from streamdsb.queues import FrameSender, shm, udp
 from streamdsb.worker import Control, run_worker, say_hello
 
 
@@ -26,6 +26,8 @@ def work(origin: Origin, control: Control) -> None:
     compile_kernels(
         *frame.KERNELS, *shm.KERNELS, *synthesize_cpu.KERNELS, *symmetry.KERNELS, *matrix_file.KERNELS
     )
+    if member.config.stream.is_lossy:
+        compile_kernels(*udp.KERNELS, *payload_checksum.KERNELS)
     source = open_source(member.config.problem)
     control.send(Opened(n=source.n))
     resolved, _ = control.expect(Resolved)

@@ -42,6 +42,10 @@ class Receiver(ABC):
     def count_frames(self) -> Mapping[Count, int]:
         """Frames of the current pass by what happened to them, all queues together."""
 
+    def count_resent(self) -> int:
+        """Frames of the current pass that were asked for again, all queues together."""
+        return 0
+
     @abstractmethod
     def measure(self, pass_index: int) -> list[int]:
         """2E of each replica for the signs that entered the pass that was taken in."""

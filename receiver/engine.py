@@ -104,6 +104,7 @@ class ReceiverEngine:
                 dropped=frames[Count.MISSING],
                 duplicated=frames[Count.DUPLICATE],
                 rejected={reason.name.lower(): frames[reason] for reason in list(Count)[3:]},
+                resent=self._receiver.count_resent(),
                 receive_s=receive_s,
                 drain_s=drain_s,
             )

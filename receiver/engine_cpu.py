@@ -5,20 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
 from receiver.accumulate_cpu import CpuAccumulator
 from receiver.base import Receiver
 from receiver.check import Count, FrameCheck
-from receiver.recv import QueueIntake, receive_pass
+from receiver.recv import LossyQueueIntake, QueueIntake, receive_pass
 from receiver.update_cpu import CpuState, Dynamics
+from receiver.window import Window
 from streamdsb.config import Config
 from streamdsb.errors import RunFailed, UserError
 from streamdsb.frame import FrameType, empty_frames, write_headers
 from streamdsb.layout import FRAME_WORDS, HEADER_WORDS, PAYLOAD_BYTES, RowRange
 from streamdsb.machine import available_memory
 from streamdsb.queues import FrameReceiver
+from streamdsb.queues.base import LossyReceiver
 from streamdsb.worker import Shares, shortest_time
 
 _TRIAL_FRAMES = 256
@@ -48,12 +51,23 @@ class CpuReceiver(Receiver):
         self._state = CpuState(
             self._layout, rows, dynamics, config.solver.seed, field, config.receiver.threads
         )
-        self._checks = [
-            FrameCheck(self._layout, queue, queue_rows, run, config.stream.burst_frames)
-            for queue, queue_rows in enumerate(self._layout.queue_rows)
+        intakes = [
+            self._intake(config, run, queue, carried, end)
+            for queue, (carried, end) in enumerate(zip(self._layout.queue_rows, receivers, strict=True))
         ]
-        intakes = [QueueIntake(end, check) for end, check in zip(receivers, self._checks, strict=True)]
+        self._checks = [intake.check for intake in intakes]
         self._shares = Shares(intakes, config.receiver.threads, cancelled)
+
+    def _intake(
+        self, config: Config, run: int, queue: int, rows: RowRange, end: FrameReceiver
+    ) -> QueueIntake | LossyQueueIntake:
+        burst_frames = config.stream.burst_frames
+        if end.capabilities.lossless:
+            return QueueIntake(end, FrameCheck(self._layout, queue, rows, run, burst_frames))
+        lossy = cast(LossyReceiver, end)
+        budget = config.stream.resend_budget
+        window = Window(self._layout, queue, rows, run, burst_frames, lossy.window, budget)
+        return LossyQueueIntake(lossy, window)
 
     @property
     def signs(self) -> np.ndarray:
@@ -84,7 +98,7 @@ class CpuReceiver(Receiver):
         self._accumulator.begin_pass(self._state.signs)
         ends: list[float] = []
 
-        def receive(share: Sequence[QueueIntake]) -> None:
+        def receive(share: Sequence[QueueIntake | LossyQueueIntake]) -> None:
             receive_pass(share, self._accumulator, self._timeout_s, self._cancelled)
             ends.append(time.perf_counter())
 
@@ -96,6 +110,9 @@ class CpuReceiver(Receiver):
 
     def count_frames(self) -> Mapping[Count, int]:
         return {reason: sum(int(check.counts[reason]) for check in self._checks) for reason in Count}
+
+    def count_resent(self) -> int:
+        return sum(check.resent for check in self._checks if isinstance(check, Window))
 
     def measure(self, pass_index: int) -> list[int]:
         return [int(energy) for energy in self._state.measure(self._accumulator.finish_pass())]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from receiver import accumulate_cpu, check, update_cpu
+from receiver import accumulate_cpu, check, update_cpu, window
 from receiver.base import Receiver
 from receiver.engine import ReceiverEngine
 from receiver.engine_cpu import CpuReceiver, require_memory
-from streamdsb import frame
+from streamdsb import frame, payload_checksum
 from streamdsb.checkpoint import Checkpoint, load_first_usable
 from streamdsb.config import Config
 from streamdsb.jit import compile_kernels
@@ -18,7 +18,7 @@ from streamdsb.join import Origin
 from streamdsb.layout import RowRange
 from streamdsb.links import accept_receivers, listen, shm_receivers
 from streamdsb.messages import Compiling, Listening, Resolved, Restored
-from streamdsb.queues import FrameReceiver, shm
+from streamdsb.queues import FrameReceiver, shm, udp
 from streamdsb.worker import Control, run_worker, say_hello
 
 
@@ -31,6 +31,8 @@ def work(origin: Origin, control: Control) -> None:
         compile_kernels(*frame.KERNELS, *check.KERNELS, *accumulate_cpu.KERNELS, *update_cpu.KERNELS)
     if member.config.stream.transport == "shm":
         compile_kernels(*shm.KERNELS)
+    if member.config.stream.is_lossy:
+        compile_kernels(*udp.KERNELS, *window.KERNELS, *payload_checksum.KERNELS)
     resolved, field_bytes = control.expect(Resolved)
     config = member.config.with_n(resolved.n)
     field = np.frombuffer(field_bytes, np.int32) if field_bytes else None

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from streamdsb.channel import Channel, PeerGone, prove_token
 from streamdsb.config import Config
+from streamdsb.endpoints import open_endpoint
 from streamdsb.errors import RunFailed, StreamdsbError, UserError
 from streamdsb.messages import Failed, Join, Joined
 from streamdsb.queues import FrameReceiver, FrameSender
 from streamdsb.queues.shm import ShmReceiver, ShmSender
-from streamdsb.queues.tcp import TcpReceiver, TcpSender
 
 TOKEN_VARIABLE = "STREAMDSB_TOKEN"
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -89,19 +89,22 @@ def connect_senders(config: Config, run: int, host: str, port: int, token: str) 
         connection = connect(host, port, "receiver", HANDSHAKE_TIMEOUT_S)
         prove_token(connection, token, f"receiver at {host}:{port}", asking=True)
         channel = Channel(connection, f"the receiver at {host}:{port}")
-        channel.send(Join(run=run, queue=queue, digest=config.digest()))
+        endpoint = open_endpoint(config, connection)
+        channel.send(Join(run=run, queue=queue, digest=config.digest(), address=endpoint.address))
         answer, _ = channel.receive()
         if isinstance(answer, Failed):
             raise UserError(answer.message)
         if not isinstance(answer, Joined):
             raise RunFailed(f"{channel.peer} sent {type(answer).__name__} where Joined was expected")
-        senders.append(TcpSender(connection, config.stream.burst_frames, "the receiver"))
+        senders.append(endpoint.sender(answer.address, answer.window))
+        if config.stream.is_lossy:
+            connection.close()
     return senders
 
 
 def accept_receivers(config: Config, run: int, server: socket.socket, token: str) -> list[FrameReceiver]:
     """Wait for the generator's data connections, one a queue; strangers are turned away meanwhile."""
-    joined: dict[int, socket.socket] = {}
+    joined: dict[int, FrameReceiver] = {}
     deadline = time.monotonic() + config.stream.timeout_s
     while len(joined) < config.stream.queues:
         remaining = deadline - time.monotonic()
@@ -113,19 +116,19 @@ def accept_receivers(config: Config, run: int, server: socket.socket, token: str
         connection, address = server.accept()
         connection.settimeout(HANDSHAKE_TIMEOUT_S)
         try:
-            queue = _admit(config, run, connection, token, f"{address[0]}:{address[1]}", set(joined))
+            queue, receiver = _admit(
+                config, run, connection, token, f"{address[0]}:{address[1]}", set(joined)
+            )
         except (StreamdsbError, OSError):
             connection.close()
         else:
-            joined[queue] = connection
-    return [
-        TcpReceiver(joined[queue], config.stream.burst_frames, "the generator") for queue in sorted(joined)
-    ]
+            joined[queue] = receiver
+    return [joined[queue] for queue in sorted(joined)]
 
 
 def _admit(
     config: Config, run: int, connection: socket.socket, token: str, peer: str, taken: set[int]
-) -> int:
+) -> tuple[int, FrameReceiver]:
     prove_token(connection, token, peer, asking=False)
     channel = Channel(connection, peer)
     join, _ = channel.expect(Join)
@@ -139,5 +142,9 @@ def _admit(
     if refusal:
         channel.send(Failed(message=refusal, exit_status=UserError.exit_status))
         raise PeerGone(refusal)
-    channel.send(Joined())
-    return join.queue
+    endpoint = open_endpoint(config, connection)
+    receiver, window = endpoint.receiver(join.address)
+    channel.send(Joined(address=endpoint.address, window=window))
+    if config.stream.is_lossy:
+        connection.close()
+    return join.queue, receiver

@@ -93,6 +93,12 @@ def receive_some(fd, headers, most):
 
 
 @inline
+def send_some(fd, headers, first, count):
+    """Send `count` messages from `first` on; how many the system took, -1 if none. Does not block."""
+    return _sendmmsg(fd, address(headers) + 64 * first, count, MSG_DONTWAIT)
+
+
+@inline
 def send_all(fd, headers, count):
     """Send `count` messages; returns how many the system refused, which are skipped."""
     sent, refused = 0, 0
