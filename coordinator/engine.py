@@ -6,6 +6,7 @@ It resolves the configuration, releases each pass, decides that a pass counts, a
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,6 +73,8 @@ class CoordinatorEngine:
         self._next_pass = 0
         self._last_save = time.monotonic()
         self._expected_hash: str | None = None
+        self.begun_anew: Counter[int] = Counter()
+        """How often each pass was begun again because a process had died."""
 
     @property
     def next_pass(self) -> int:
@@ -158,19 +161,18 @@ class CoordinatorEngine:
             if self._is_checkpoint_due():
                 self._save(directory)
 
-    def save_before_leaving(self, directory: RunDirectory) -> bool:
-        """Drop the current pass and save the state that entered it; True if the run can be resumed.
+    def save_before_leaving(self, directory: RunDirectory) -> None:
+        """Drop the current pass and save the state that entered it.
 
         Raises Interrupted if the user does not want to wait for that either.
         """
-        if not self.config.checkpoint.is_on or self._next_pass > self.config.solver.updates:
-            return False
+        if self._next_pass > self.config.solver.updates:
+            return
         self._peers.send(Drop(), role="receiver")
         self._skip_to(Dropped, "the receiver to drop the pass", _DROP_TIMEOUT_S)
         self._save(directory)
         while self._skip_to(Saved, "the last checkpoint", _SAVE_TIMEOUT_S).next_pass != self._next_pass:
             pass
-        return True
 
     def _skip_to(self, kind: type[M], waiting_for: str, timeout_s: float) -> M:
         """The next message of `kind`; whatever comes before it does not matter any more."""
@@ -245,6 +247,7 @@ class CoordinatorEngine:
             "corrupt": received.rejected.get("corrupt", 0),
             "late": received.rejected.get("late", 0),
             "resent": received.resent,
+            "restarted": self.begun_anew[received.pass_index],
         }
 
     def _await(self, kind: type[M], waiting_for: str, timeout_s: float) -> M:

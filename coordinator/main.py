@@ -8,6 +8,7 @@ import secrets
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from coordinator.engine import CoordinatorEngine, welcome
 from coordinator.field import load_field
 from coordinator.launch import end_processes, launch
 from coordinator.outcome import Outcome
-from coordinator.peers import Interrupted, Peers
+from coordinator.peers import Interrupted, Peers, ProcessDied
 from coordinator.progress import Display
 from coordinator.resume import is_completed, refuse_other_problem
 from coordinator.summary import last_words, make_summary
@@ -63,7 +64,7 @@ def run_here(config: Config, out: Path, overwrite: bool, display: Display) -> Ru
             f" mpiexec -n {config.receivers} streamdsb run"
         )
     check_free(out, overwrite)
-    return _Run(config, display, lambda: RunDirectory(out, overwrite)).lead(partial(launch, config))
+    return _lead_here(lambda: _Run(config, display, lambda: RunDirectory(out, overwrite)), out)
 
 
 def resume_here(out: Path, settings: Sequence[str], display: Display) -> RunResult:
@@ -77,11 +78,35 @@ def resume_here(out: Path, settings: Sequence[str], display: Display) -> RunResu
     refuse_other_problem(began, config)
     if is_completed(out):
         raise UserError(f"{out}: this run is complete, there is nothing to resume")
+    if not find_checkpoints(out):
+        display.say(f"{out} has no checkpoint yet: beginning with pass 0")
+    return _lead_here(lambda: _continue(config, out, display), out)
+
+
+def _continue(config: Config, out: Path, display: Display) -> _Run:
+    """A run that goes on from the newest usable checkpoint in `out`, with pass 0 if there is none."""
     run = _Run(config, display, lambda: RunDirectory.resume(out, run.engine.next_pass))
     run.checkpoints = find_checkpoints(out)
-    if not run.checkpoints:
-        display.say(f"{out} has no checkpoint yet: beginning with pass 0")
-    return run.lead(partial(launch, config))
+    return run
+
+
+def _lead_here(begin: Callable[[], _Run], out: Path) -> RunResult:
+    """Lead a run with processes of this machine; if one dies, again, as often as recovery.restarts allows."""
+    run = begin()
+    config, display = run.engine.config, run.display
+    allowed = config.recovery.restarts
+    begun_anew: Counter[int] = Counter()
+    while True:
+        run.engine.begun_anew = begun_anew
+        run.may_restart = begun_anew.total() < allowed
+        try:
+            return run.lead(partial(launch, config))
+        except ProcessDied as death:
+            if not run.may_restart:
+                raise
+            begun_anew[run.engine.next_pass] += 1
+            display.say(f"{death}: starting again, {begun_anew.total()} of {allowed} times")
+            run = _continue(config, out, display) if run.has_directory and out.exists() else begin()
 
 
 def coordinate(
@@ -110,10 +135,13 @@ class _Run:
 
     def __init__(self, config: Config, display: Display, open_directory: Callable[[], RunDirectory]) -> None:
         self.checkpoints: list[Path] = []
+        self.display = display
+        self.has_directory = False
+        self.may_restart = False
+        """True if a process that dies is started again."""
         self._field = None if config.problem.field is None else load_field(Path(config.problem.field))
         self._started = datetime.now(UTC)
         self._peers = Peers()
-        self._display = display
         self._open_directory = open_directory
         self.engine = CoordinatorEngine(config, self._peers, display)
 
@@ -128,15 +156,16 @@ class _Run:
                 self.engine.prepare(self._field, self.checkpoints)
                 result = self._pass_by_pass()
             finally:
-                self._display.close()
+                self.display.close()
                 self._peers.send(Stop(completed=False))
                 end_processes(self._peers)
         for line in last_words(self.engine.config, self.engine.outcome, str(result.directory)):
-            self._display.say(line)
+            self.display.say(line)
         return result
 
     def _pass_by_pass(self) -> RunResult:
         directory = self._open_directory()
+        self.has_directory = True
         try:
             self._recall(directory)
             directory.write_config(self.engine.config.to_yaml())
@@ -146,7 +175,7 @@ class _Run:
             directory.write_summary(summary)
             directory.forget_checkpoints()
         except StreamdsbError as error:
-            self._display.close()
+            self.display.close()
             # if the disk is full, that has ended the run and is the error to report
             with suppress(UserError):
                 directory.write_summary(self._summary({}, cause=str(error)))
@@ -171,14 +200,18 @@ class _Run:
     def _leave(self, directory: RunDirectory, error: StreamdsbError) -> None:
         """Last words about a run that did not get to its end, and a checkpoint if the user stopped it."""
         if self.engine.next_pass:
-            self._display.say(f"{self.engine.next_pass:,} whole passes are recorded in {directory.path}")
+            self.display.say(f"{self.engine.next_pass:,} whole passes are recorded in {directory.path}")
+        if isinstance(error, ProcessDied):
+            is_to_be_saved = self.may_restart and error.role == "generator"
+        else:
+            is_to_be_saved = self.engine.config.checkpoint.is_on and isinstance(error, Interrupted)
         try:
-            saved = isinstance(error, Interrupted) and self.engine.save_before_leaving(directory)
+            if is_to_be_saved:
+                self.engine.save_before_leaving(directory)
         except StreamdsbError as failure:
-            self._display.say(f"no checkpoint was made: {failure}")
-            saved = False
-        if saved or find_checkpoints(directory.path):
-            self._display.say(f"go on with: streamdsb run --resume {directory.path}")
+            self.display.say(f"no checkpoint was made: {failure}")
+        if find_checkpoints(directory.path) and not (self.may_restart and isinstance(error, ProcessDied)):
+            self.display.say(f"go on with: streamdsb run --resume {directory.path}")
 
     def _summary(self, memory: dict[str, int], cause: str | None) -> dict[str, Any]:
         engine = self.engine

@@ -66,6 +66,14 @@ class Interrupted(RunFailed):
     exit_status = 130
 
 
+class ProcessDied(RunFailed):
+    """A process that this coordinator started has ended before the run."""
+
+    def __init__(self, text: str, role: str) -> None:
+        super().__init__(text)
+        self.role = role
+
+
 class TurnedAway(BaseModel):
     """Somebody who wanted to join and may not."""
 
@@ -202,7 +210,10 @@ def _error_of(event: _Event) -> StreamdsbError:
         return kind(f"{role}: {event.message.message}")
     assert isinstance(event.message, StreamdsbError)
     if event.peer is not None and isinstance(event.message, PeerGone):
-        return RunFailed(event.peer.obituary())
+        obituary = event.peer.obituary()
+        if event.peer.process is not None:
+            return ProcessDied(obituary, event.peer.hello.role)
+        return RunFailed(obituary)
     return event.message
 
 

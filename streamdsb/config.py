@@ -172,6 +172,14 @@ class Checkpoints(_Section):
         return self.every is not None
 
 
+class Recovery(_Section):
+    """What is done about a process of 'streamdsb run' that dies."""
+
+    restarts: int = Field(
+        default=0, ge=0, le=1000, description="times it is started again, from the last state that is known"
+    )
+
+
 def _interval(every: Any) -> tuple[int | None, float | None]:
     if every is None:
         return None, None
@@ -199,6 +207,7 @@ class Config(_Section):
     generator: Process = Process()
     receiver: Process = Process()
     checkpoint: Checkpoints = Checkpoints()
+    recovery: Recovery = Recovery()
     receivers: int | None = Field(
         default=None, ge=1, le=MAX_RECEIVERS, description="ranks that receive, under mpiexec; all if absent"
     )
