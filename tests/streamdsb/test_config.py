@@ -91,7 +91,7 @@ def test_xi_is_computed_in_double_and_rounded_once(n: int) -> None:
         ("solver", "xi", "1e-46", FLOAT32),
         ("solver", "xi", -0.5, FLOAT32),
         ("solver", "xi", float("inf"), FLOAT32),
-        ("stream", "transport", "udp", "'shm'"),
+        ("stream", "transport", "pigeon", "'shm'"),
         ("stream", "queues", 0, "from 1 to 8"),
         ("stream", "queues", 9, "from 1 to 8"),
         ("stream", "burst_frames", 0, "from 1 to 8192"),
