@@ -23,16 +23,27 @@ _BYTES_SET_ASIDE = 9216
 """What Linux charges a socket's buffer for one frame; 8448 were seen."""
 _FEEDBACK_FRAMES = 16
 
+_SEGMENTS = 15
+"""Frames that the system takes as one message, up to 64 KiB, and sends as a datagram each."""
+
 # of Linux, where the socket module does not name them
 _SO_RCVBUFFORCE, _SO_SNDBUFFORCE = 33, 32
 _IP_MTU_DISCOVER, _IP_MTU, _IPV6_MTU_DISCOVER, _IPV6_MTU, _NEVER_FRAGMENT = 10, 14, 23, 24, 2
+_UDP_SEGMENT = 103
 _UDP_HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
 
 
-@kernel("void(uint64[:, ::1], uint64[:, ::1], uint64[:, ::1])")
-def _aim_at_frames(headers: np.ndarray, vectors: np.ndarray, frames: np.ndarray) -> None:
-    for i in range(frames.shape[0]):
-        aim(headers, vectors, i, frames[i].ctypes.data, FRAME_BYTES, 0, 0)
+@kernel("int64(uint64[:, ::1], uint64[:, ::1], uint64[:, ::1], int64, int64)")
+def _aim_at_frames(
+    headers: np.ndarray, vectors: np.ndarray, frames: np.ndarray, count: int, segments: int
+) -> int:
+    """Let messages of up to `segments` frames each carry the first `count` frames; how many messages."""
+    messages = 0
+    for first in range(0, count, segments):
+        size = min(segments, count - first) * FRAME_BYTES
+        aim(headers, vectors, messages, frames[first].ctypes.data, size, 0, 0)
+        messages += 1
+    return messages
 
 
 @kernel("int64(int64, uint64[:, ::1], int64, int64)")
@@ -66,7 +77,11 @@ class _Messages:
         self.frames = empty_frames(count)
         self.headers = message_headers(count)
         self._vectors = np.zeros((count, 2), np.uint64)
-        _aim_at_frames(self.headers, self._vectors, self.frames)
+        self.aim(count, 1)
+
+    def aim(self, count: int, segments: int) -> int:
+        """Let messages of up to `segments` frames each carry the first `count` frames; how many messages."""
+        return int(_aim_at_frames(self.headers, self._vectors, self.frames, count, segments))
 
 
 def open_socket(host: str, window: int) -> socket.socket:
@@ -126,12 +141,16 @@ class UdpSender(_UdpEnd):
         self._out = _Messages(burst_frames)
         self._back = _Messages(_FEEDBACK_FRAMES)
         self._sent, self._committed = 0, 0
+        self._segments = 1
+        with suppress(OSError):  # an old system takes a frame at a time
+            connected.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, FRAME_BYTES)
+            self._segments = _SEGMENTS
 
     def acquire(self) -> np.ndarray | None:
         return self._out.frames if self._flush() else None
 
     def commit(self, count: int) -> None:
-        self._sent, self._committed = 0, count
+        self._sent, self._committed = 0, self._out.aim(count, self._segments)
         self._flush()
 
     def feedback(self) -> np.ndarray | None:
