@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from coordinator.outcome import Outcome, input_hash
+from coordinator.outcome import Outcome, input_hash, require_same_input
 from coordinator.peers import Peers, is_news
 from coordinator.plan import Plan, bytes_text, duration_text
 from coordinator.progress import Display
+from coordinator.schedule import SaveSchedule
 from streamdsb.channel import Channel
 from streamdsb.checkpoint import path_of
 from streamdsb.config import Config
@@ -71,7 +72,7 @@ class CoordinatorEngine:
         self._timeout_s = config.stream.timeout_s + _MARGIN_S
         self._field: np.ndarray | None = None
         self._next_pass = 0
-        self._last_save = time.monotonic()
+        self._schedule = SaveSchedule(config)
         self._expected_hash: str | None = None
         self.begun_anew: Counter[int] = Counter()
         """How often each pass was begun again because a process had died."""
@@ -128,12 +129,7 @@ class CoordinatorEngine:
 
     def _require_same_input(self) -> None:
         """Once the couplings are known: refuse to continue a run of others."""
-        found = self._input_hash()
-        if self._expected_hash not in (None, found):
-            raise UserError(
-                f"the couplings or the field are not those the run began with: they hash to {found}, the"
-                f" checkpoint belongs to {self._expected_hash}"
-            )
+        require_same_input(self._expected_hash, self._input_hash())
 
     def _input_hash(self) -> str:
         return input_hash(self.config, self.outcome.couplings_hash, self._field)
@@ -158,7 +154,7 @@ class CoordinatorEngine:
             self.outcome.checkpoint_wait_s += updated.checkpoint_wait_s
             self._display.show_frames(k, received.frames)
             self._display.show_energy(self.outcome.best_two_energy)
-            if self._is_checkpoint_due():
+            if self._schedule.is_due(k + 1):
                 self._save(directory)
 
     def save_before_leaving(self, directory: RunDirectory) -> None:
@@ -185,15 +181,6 @@ class CoordinatorEngine:
         path = path_of(directory.path.absolute(), self._next_pass)
         order = Save(path=str(path), next_pass=self._next_pass, input_hash=self._input_hash())
         self._peers.send(order, role="receiver")
-        self._last_save = time.monotonic()
-
-    def _is_checkpoint_due(self) -> bool:
-        if self._next_pass > self.config.solver.updates:
-            return False
-        passes, seconds = self.config.checkpoint.interval
-        if passes is not None:
-            return self._next_pass % passes == 0
-        return seconds is not None and time.monotonic() - self._last_save >= seconds
 
     def _await_update(self, k: int) -> Updated:
         """The receiver's word that pass k is finished; an interrupt waits for it, it is near."""

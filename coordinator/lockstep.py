@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -11,10 +12,12 @@ from pydantic import BaseModel
 
 from coordinator.engine import welcome
 from coordinator.launch import launch_generator
-from coordinator.outcome import Outcome
+from coordinator.outcome import Outcome, input_hash, require_same_input
 from coordinator.peers import Peers, is_news
 from coordinator.plan import Plan, bytes_text, duration_text
 from coordinator.progress import Display
+from coordinator.rank_checkpoints import RankCheckpoints
+from coordinator.schedule import SaveSchedule
 from receiver import accumulate_cpu, check, update_cpu
 from receiver.check import Count
 from receiver.engine_cpu import CpuReceiver, require_memory
@@ -22,6 +25,7 @@ from receiver.exchange import SignExchange
 from receiver.update_cpu import checksum
 from streamdsb import frame
 from streamdsb.channel import PeerGone
+from streamdsb.checkpoint import Checkpoint, Header, load_first_usable
 from streamdsb.communicator import Communicator
 from streamdsb.config import Config
 from streamdsb.errors import RunFailed
@@ -29,7 +33,7 @@ from streamdsb.jit import compile_kernels
 from streamdsb.layout import PAYLOAD_BYTES, RowRange
 from streamdsb.links import shm_receivers
 from streamdsb.machine import peak_memory
-from streamdsb.messages import Begin, Farewell, Opened, PassSent, Ready, Resolved, Stop
+from streamdsb.messages import Begin, Farewell, Opened, PassSent, Ready, Resolved, Spins, Stop
 from streamdsb.queues import shm
 from streamdsb.run_directory import RunDirectory, record_line
 from streamdsb.worker import every
@@ -55,6 +59,7 @@ class Lockstep:
         ranks: Communicator,
         peers: Peers,
         display: Display,
+        out: Path,
     ) -> None:
         self.config = config
         self.outcome = Outcome()
@@ -63,7 +68,13 @@ class Lockstep:
         self._peers = peers
         self._display = display
         self._pass = 0
-        self._lowest = 2**62
+        self.first_pass = 0
+        """The pass that the run begins or goes on with."""
+        self._expected_hash: str | None = None
+        self._field: np.ndarray | None = None
+        self._schedule = SaveSchedule(config)
+        self._checkpoints = RankCheckpoints(out, rows[ranks.rank])
+        self._best = Spins(best_pass=0, best_replica=0, best_two_energy=2**62)
         self._exchange = SignExchange(ranks, rows, config.solver.replicas)
         self._best_signs = np.zeros(config.layout.bitmap_words, np.uint64)
 
@@ -78,8 +89,18 @@ class Lockstep:
         bits = np.unpackbits(self._best_signs.view(np.uint8), count=self.config.n, bitorder="little")
         return bits.astype(np.int8) * 2 - 1
 
-    def prepare(self, field: np.ndarray | None, run_id: int, hosts: Sequence[str]) -> None:
-        """Start the generator and bring everything to the first pass; field: int32 (n,) or None."""
+    def prepare(
+        self,
+        field: np.ndarray | None,
+        run_id: int,
+        hosts: Sequence[str],
+        checkpoints: Sequence[Path] = (),
+    ) -> None:
+        """Start the generator and bring everything to the first pass.
+
+        field: int32 (n,) or None; checkpoints: the files of the pass to go on from.
+        """
+        self._field = field
         config, rows = self.config, self._rows[self._ranks.rank]
         layout = config.layout
         beside = [
@@ -89,16 +110,42 @@ class Lockstep:
         ends = launch_generator(config, self._peers)
         welcome(self._peers.members[0].channel, config, run_id)
         self._await(Opened, "the generator to open the couplings", _START_TIMEOUT_S)
-        self._peers.send(Resolved(n=config.n, rows=(rows.start, rows.stop)))
+        restored = None
+        if checkpoints:
+            restored = load_first_usable(checkpoints, config.n, config.solver.replicas, rows)
+        self.first_pass = restored.header.next_pass if restored else 0
+        self._peers.send(Resolved(n=config.n, rows=(rows.start, rows.stop), first_pass=self.first_pass))
         compile_kernels(
             *frame.KERNELS, *shm.KERNELS, *check.KERNELS, *accumulate_cpu.KERNELS, *update_cpu.KERNELS
         )
         queues = shm_receivers(config, ends)
         self._receiver = CpuReceiver(config, run_id, field, queues, self._peers.trouble, rows)
+        if restored:
+            self._restore(restored)
         ready = self._await(Ready, "the generator to compile", _START_TIMEOUT_S)
         self._exchange.exchange(self.signs)
         rates = self._ranks.gather(min(ready.payload_per_second, self._receiver.measure_rate()))
         self._say_plan(min(rates))
+
+    def _restore(self, restored: Checkpoint) -> None:
+        header = restored.header
+        self._receiver.restore(restored.positions, restored.momenta)
+        self._best = Spins(
+            best_pass=header.best_pass,
+            best_replica=header.best_replica,
+            best_two_energy=header.best_two_energy,
+        )
+        self._best_signs[:] = restored.best_signs
+        self._expected_hash = header.input_hash
+        self._display.say(f"continuing with pass {header.next_pass} from a checkpoint")
+        if self.config.problem.source in ("mattis", "random"):
+            self._require_same_input()
+
+    def _require_same_input(self) -> None:
+        require_same_input(self._expected_hash, self._input_hash())
+
+    def _input_hash(self) -> str:
+        return input_hash(self.config, self.outcome.couplings_hash, self._field)
 
     def _say_plan(self, rate: float) -> None:
         plan = Plan.of(self.config)
@@ -107,16 +154,15 @@ class Lockstep:
         seconds = plan.seconds_per_pass(rate * self._ranks.size)
         self._display.say(
             f"expected {duration_text(seconds)} a pass and {duration_text(seconds * plan.passes)} in all, at"
-            f" the {bytes_text(rate)}/s that the slowest of {self._ranks.size} receivers reached alone; no"
-            " checkpoints are made"
+            f" the {bytes_text(rate)}/s that the slowest of {self._ranks.size} receivers reached alone"
         )
 
     def run_passes(self, directory: RunDirectory | None) -> None:
         """All passes; rank 0 writes a record and a timing of each to `directory`."""
-        self._display.start(self.config, 0)
+        self._display.start(self.config, self.first_pass)
         if directory is not None:
             every(_PROGRESS_S, self._show_progress)
-        for k in range(self.config.solver.updates + 1):
+        for k in range(self.first_pass, self.config.solver.updates + 1):
             self._pass = k
             self._do_pass(k, directory)
 
@@ -126,6 +172,7 @@ class Lockstep:
         receive_s, drain_s = self._receive(k)
         update_start = time.perf_counter()
         two_energy, counts = self._measure(k)
+        wait_s = self._checkpoints.wait()
         if k < self.config.solver.updates:
             self._receiver.advance(k)
         exchange_start = time.perf_counter()
@@ -133,18 +180,45 @@ class Lockstep:
             self._exchange.exchange(self.signs)
         end = time.perf_counter()
         digest = checksum(self.signs)
-        own_seconds = receive_s, drain_s, end - update_start, end - exchange_start
-        said = self._ranks.gather((digest, own_seconds))
-        require_equal(k, [theirs for theirs, _ in said])
-        if directory is None:
-            return
-        seconds = [max(kind) for kind in zip(*(theirs for _, theirs in said), strict=True)]
-        total_s = time.perf_counter() - start
+        own_seconds = receive_s, drain_s, end - update_start, end - exchange_start, wait_s
+        said = self._ranks.gather((digest, own_seconds, self._schedule.is_due(k + 1)))
+        require_equal(k, [theirs for theirs, _, _ in said])
+        if directory is not None:
+            seconds = [max(kind) for kind in zip(*(theirs for _, theirs, _ in said), strict=True)]
+            self._keep(
+                directory, two_energy, digest, _timing(k, seconds, counts, time.perf_counter() - start)
+            )
+        if said[0][2]:  # rank 0's clock decides for all
+            self._save(k + 1)
+
+    def _keep(
+        self,
+        directory: RunDirectory,
+        two_energy: list[int],
+        digest: str,
+        timing: dict[str, float],
+    ) -> None:
+        """Record a pass that counts."""
+        k = int(timing["pass"])
         directory.append_record(record_line(k, two_energy, digest))
-        directory.append_timing(_timing(k, seconds, counts, total_s))
-        self.outcome.add(two_energy, seconds[0], total_s)
-        self._display.show_frames(k, counts[0])
+        directory.append_timing(timing)
+        self.outcome.add(two_energy, timing["receive_s"], timing["total_s"])
+        self.outcome.checkpoint_wait_s += timing["checkpoint_wait_s"]
+        self._display.show_frames(k, int(timing["frames"]))
         self._display.show_energy(self.outcome.best_two_energy)
+
+    def _save(self, next_pass: int) -> None:
+        """Begin to write the state that `next_pass` starts from."""
+        header = Header(
+            next_pass=next_pass,
+            n=self.config.n,
+            replicas=self.config.solver.replicas,
+            first_row=0,
+            last_row=self.config.n,
+            input_hash=self._input_hash(),
+            **self._best.model_dump(exclude={"type"}),
+        )
+        self._checkpoints.save(header, self._receiver.state, self._best_signs)
 
     def _receive(self, k: int) -> tuple[float, float]:
         try:
@@ -164,15 +238,17 @@ class Lockstep:
         total = self._ranks.sum(np.array([*self._receiver.measure(k), *counts], np.int64)).tolist()
         two_energy = total[:-_COUNTED]
         lowest = min(two_energy)
-        if lowest < self._lowest:
-            self._lowest = lowest
-            self._best_signs[:] = self.signs[two_energy.index(lowest)]
+        if lowest < self._best.best_two_energy:
+            replica = two_energy.index(lowest)
+            self._best = Spins(best_pass=k, best_replica=replica, best_two_energy=lowest)
+            self._best_signs[:] = self.signs[replica]
         return two_energy, total[-_COUNTED:]
 
     def _require_symmetry(self, own_sums: tuple[int, int]) -> None:
         above, below = self._ranks.sum(np.array(own_sums, np.uint64)).tolist()
         if above == below:
             self.outcome.couplings_hash = f"{above:016x}"
+            self._require_same_input()
         elif self._ranks.rank == 0:
             from generator.source import open_source
             from generator.symmetry import hash_of_sums
@@ -183,7 +259,12 @@ class Lockstep:
             self._ranks.barrier()  # which rank 0 ends by naming the place
 
     def collect(self) -> dict[str, int]:
-        """End the generators; peak memory in bytes of all processes."""
+        """End the generators and what is being written; peak memory in bytes of all processes."""
+        self._checkpoints.wait()
+        self.outcome.checkpoint_bytes, self.outcome.checkpoint_s = (
+            self._checkpoints.sizes,
+            self._checkpoints.seconds,
+        )
         self._peers.send(Stop(completed=True))
         farewell = self._await(Farewell, "the generator to end", _STOP_TIMEOUT_S)
         memory = self._ranks.gather((peak_memory(), farewell.peak_memory))
@@ -223,7 +304,7 @@ def require_equal(pass_index: int, digests: Sequence[str]) -> None:
 
 
 def _timing(k: int, seconds: list[float], counts: list[int], total_s: float) -> dict[str, float]:
-    receive_s, drain_s, update_s, exchange_s = seconds
+    receive_s, drain_s, update_s, exchange_s, wait_s = seconds
     frames, missing, duplicate, rejected = counts
     payload = frames * PAYLOAD_BYTES
     return {
@@ -232,6 +313,7 @@ def _timing(k: int, seconds: list[float], counts: list[int], total_s: float) -> 
         "drain_s": round(drain_s, 6),
         "update_s": round(update_s, 6),
         "exchange_s": round(exchange_s, 6),
+        "checkpoint_wait_s": round(wait_s, 6),
         "total_s": round(total_s, 6),
         "payload_bytes": payload,
         "gbps": round(payload * 8e-9 / receive_s, 3),

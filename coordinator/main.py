@@ -23,18 +23,17 @@ from coordinator.admission import admit_peers
 from coordinator.engine import CoordinatorEngine, welcome
 from coordinator.field import load_field
 from coordinator.launch import end_processes, launch
-from coordinator.outcome import Outcome
 from coordinator.peers import Interrupted, Peers, ProcessDied
 from coordinator.progress import Display
-from coordinator.resume import is_completed, refuse_other_problem
+from coordinator.resume import load_began
 from coordinator.summary import last_words, make_summary
 from streamdsb.checkpoint import find_checkpoints
-from streamdsb.config import Config, load_config
+from streamdsb.config import Config
 from streamdsb.errors import StreamdsbError, UserError
 from streamdsb.links import TOKEN_VARIABLE
 from streamdsb.machine import peak_memory
 from streamdsb.messages import Farewell, Spins, Stop
-from streamdsb.run_directory import CONFIG, RECORDS, TIMINGS, RunDirectory, check_free, read_lines
+from streamdsb.run_directory import RECORDS, TIMINGS, RunDirectory, check_free, read_lines
 
 _SPINS_TIMEOUT_S = 60.0
 
@@ -73,11 +72,7 @@ def resume_here(out: Path, settings: Sequence[str], display: Display) -> RunResu
     settings may change how it runs ("receiver.backend=cuda"), not what it solves.  Raises UserError or
     RunFailed like `run_here`.
     """
-    began = load_config(out / CONFIG)
-    config = load_config(out / CONFIG, settings)
-    refuse_other_problem(began, config)
-    if is_completed(out):
-        raise UserError(f"{out}: this run is complete, there is nothing to resume")
+    config = load_began(out, settings)
     if not find_checkpoints(out):
         display.say(f"{out} has no checkpoint yet: beginning with pass 0")
     return _lead_here(lambda: _continue(config, out, display), out)
@@ -195,7 +190,7 @@ class _Run:
         """Know what an earlier part of the run recorded."""
         if self.engine.next_pass:
             records, timings = (read_lines(directory.path / name) for name in (RECORDS, TIMINGS))
-            self.engine.outcome = Outcome.of_lines(records, timings)
+            self.engine.outcome.recall(records, timings)
 
     def _leave(self, directory: RunDirectory, error: StreamdsbError) -> None:
         """Last words about a run that did not get to its end, and a checkpoint if the user stopped it."""

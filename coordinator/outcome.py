@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from streamdsb.config import Config
+from streamdsb.errors import UserError
 
 
 @dataclass
@@ -29,13 +30,10 @@ class Outcome:
     checkpoint_wait_s: float = 0.0
     """Seconds that updates waited for checkpoints, all together."""
 
-    @classmethod
-    def of_lines(cls, records: list[dict[str, Any]], timings: list[dict[str, Any]]) -> Outcome:
-        """What is known of the passes that an earlier part of the run recorded."""
-        outcome = cls()
+    def recall(self, records: list[dict[str, Any]], timings: list[dict[str, Any]]) -> None:
+        """The passes that an earlier part of the run recorded."""
         for record, timing in zip(records, timings, strict=True):
-            outcome.add(record["two_energy"], timing["receive_s"], timing["total_s"])
-        return outcome
+            self.add(record["two_energy"], timing["receive_s"], timing["total_s"])
 
     def add(self, two_energy: list[int], receive_s: float, total_s: float) -> None:
         """One more pass counts."""
@@ -56,6 +54,15 @@ def input_hash(config: Config, couplings_hash: str | None, field_values: np.ndar
     if field_values is not None:
         identity["field"] = xxhash.xxh64_hexdigest(field_values.tobytes())
     return xxhash.xxh64_hexdigest(json.dumps(identity, sort_keys=True).encode())
+
+
+def require_same_input(expected: str | None, found: str) -> None:
+    """Refuse to continue a run of other couplings; expected: the hash in the checkpoint, if there is one."""
+    if expected not in (None, found):
+        raise UserError(
+            f"the couplings or the field are not those the run began with: they hash to {found}, the"
+            f" checkpoint belongs to {expected}"
+        )
 
 
 def planted_two_energy(config: Config) -> int | None:

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,11 +23,12 @@ from coordinator.peers import Interrupted, Peers
 from coordinator.plan import with_known_n
 from coordinator.progress import Display, SilentDisplay
 from coordinator.summary import last_words, make_summary
+from streamdsb.checkpoint import newest_usable
 from streamdsb.communicator import Communicator
 from streamdsb.config import Config
 from streamdsb.errors import StreamdsbError
 from streamdsb.messages import Stop
-from streamdsb.run_directory import RunDirectory, check_free
+from streamdsb.run_directory import RECORDS, TIMINGS, RunDirectory, check_free, read_lines
 from streamdsb.worker import Cancelled
 
 _FIRST_SAYS_S = 2.0
@@ -37,11 +39,14 @@ def run_as_rank(
     load: Callable[[], Config],
     out: Path,
     overwrite: bool,
+    resume: bool,
     display: Display,
     ranks: Communicator,
     trouble: threading.Event,
 ) -> None:
     """Be one rank of a run that mpiexec or srun started; only rank 0 loads the configuration and displays.
+
+    resume: go on with the interrupted run in `out`.
 
     trouble: ends this rank's waits once it is set.  Raises UserError or RunFailed.
     """
@@ -49,7 +54,8 @@ def run_as_rank(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: peers.interrupt(number))
     try:
-        run_ranks(load, out, overwrite, display if ranks.rank == 0 else SilentDisplay(), ranks, peers)
+        own_display = display if ranks.rank == 0 else SilentDisplay()
+        run_ranks(load, out, overwrite, resume, own_display, ranks, peers)
         ranks.barrier()
     except (Cancelled, Interrupted) as error:
         cause = error if isinstance(error, Interrupted) else peers.cause_of(Interrupted("called off"))
@@ -62,17 +68,16 @@ def run_ranks(
     load: Callable[[], Config],
     out: Path,
     overwrite: bool,
+    resume: bool,
     display: Display,
     ranks: Communicator,
     peers: Peers,
 ) -> None:
     """One rank's part of a run; raises UserError or RunFailed, or Cancelled if `peers` are in trouble."""
     started = datetime.now(UTC)
-    config, field, run_id = ranks.broadcast(
-        _prepare(load, out, overwrite) if ranks.rank == 0 else (None,) * 3
-    )
-    assert config is not None
-    assert run_id is not None
+    began = ranks.broadcast(_begin(load, out, overwrite, resume) if ranks.rank == 0 else None)
+    assert began is not None
+    config = began.config
     partition = Partition.of(config, ranks.size)
     hosts = ranks.gather(socket.gethostname())
     for line in partition.lines(hosts):
@@ -80,11 +85,14 @@ def run_ranks(
     receivers = ranks.first(len(partition.rows))
     if receivers is None:
         return
-    lockstep = Lockstep(config, partition.rows, receivers, peers, display)
+    lockstep = Lockstep(config, partition.rows, receivers, peers, display, began.out)
     try:
-        lockstep.prepare(field, run_id, hosts)
+        lockstep.prepare(began.field, began.run_id, hosts, began.checkpoints)
         if receivers.rank == 0:
-            _keep_records(lockstep, out, overwrite, field, started)
+            directory = (
+                RunDirectory.resume(out, lockstep.first_pass) if resume else RunDirectory(out, overwrite)
+            )
+            _keep_records(lockstep, directory, began.field, started)
         else:
             lockstep.run_passes(None)
             lockstep.collect()
@@ -99,28 +107,46 @@ def run_ranks(
             display.say(line)
 
 
-def _prepare(load: Callable[[], Config], out: Path, overwrite: bool) -> tuple[Config, np.ndarray | None, int]:
-    """On rank 0: the configuration with its n, the field int32 (n,) and the run's id."""
+@dataclass(frozen=True)
+class _Beginning:
+    """What rank 0 tells the others before they begin."""
+
+    config: Config
+    """With its n."""
+    out: Path
+    field: np.ndarray | None
+    """int32 (n,)"""
+    run_id: int
+    checkpoints: list[Path]
+    """The files of the pass to go on from."""
+
+
+def _begin(load: Callable[[], Config], out: Path, overwrite: bool, resume: bool) -> _Beginning:
     config = load()
     refuse_what_ranks_cannot(config)
-    check_free(out, overwrite)
+    if not resume:
+        check_free(out, overwrite)
     config = with_known_n(config)
     field = None if config.problem.field is None else load_field(Path(config.problem.field), config.n)
-    return config, field, random.SystemRandom().getrandbits(32)
+    checkpoints = newest_usable(out, config.n, config.solver.replicas) if resume else []
+    return _Beginning(config, out.absolute(), field, random.SystemRandom().getrandbits(32), checkpoints)
 
 
 def _keep_records(
-    lockstep: Lockstep, out: Path, overwrite: bool, field: np.ndarray | None, started: datetime
+    lockstep: Lockstep, directory: RunDirectory, field: np.ndarray | None, started: datetime
 ) -> None:
-    directory = RunDirectory(out, overwrite)
     config, outcome = lockstep.config, lockstep.outcome
     memory: dict[str, int] = {}
     cause: str | None = "another rank failed"
     try:
+        if lockstep.first_pass:
+            records, timings = (read_lines(directory.path / name) for name in (RECORDS, TIMINGS))
+            outcome.recall(records, timings)
         directory.write_config(config.to_yaml())
         lockstep.run_passes(directory)
         memory = lockstep.collect()
         directory.write_spins(lockstep.best_spins, lockstep.signs.view(np.uint8))
+        directory.forget_checkpoints()
         cause = None
     except StreamdsbError as error:
         cause = str(error)

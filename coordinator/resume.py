@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from streamdsb.config import Config
+from streamdsb.config import Config, load_config
 from streamdsb.errors import UserError
-from streamdsb.run_directory import SUMMARY
+from streamdsb.run_directory import CONFIG, SUMMARY
+
+
+def load_began(out: Path, settings: Sequence[str]) -> Config:
+    """The configuration of the interrupted run in `out`, with `settings` that change how it runs.
+
+    Raises UserError if they change what it solves, or if the run is complete.
+    """
+    config = load_config(out / CONFIG, settings)
+    refuse_other_problem(load_config(out / CONFIG), config)
+    if is_completed(out):
+        raise UserError(f"{out}: this run is complete, there is nothing to resume")
+    return config
 
 
 def refuse_other_problem(began: Config, wanted: Config) -> None:

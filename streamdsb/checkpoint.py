@@ -1,14 +1,17 @@
 """The state of one receiver between two passes, on disk: written beside, renamed, verified on load.
 
 A file is a line of JSON (the Header), then positions and momenta, float32 (B, rows), then the best signs,
-uint64 (ceil(n / 64),), all little-endian, then XXH64 of everything before it.
+uint64 (ceil(n / 64),), all little-endian, then XXH64 of everything before it.  Of several receivers each
+writes its own rows; together the files of a pass are one state, which any other receivers can take over.
 """
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,14 +66,25 @@ class Checkpoint:
     """uint64 (ceil(n / 64),)"""
 
 
-def path_of(run_directory: Path, next_pass: int) -> Path:
-    """Where the checkpoint before `next_pass` of a run stands."""
-    return run_directory / FOLDER / f"pass-{next_pass:010d}{_SUFFIX}"
+def path_of(run_directory: Path, next_pass: int, rows: RowRange | None = None) -> Path:
+    """Where the checkpoint before `next_pass` of a run stands; rows: of one receiver among several."""
+    part = "" if rows is None else f".rows-{rows.start}-{rows.stop}"
+    return run_directory / FOLDER / f"pass-{next_pass:010d}{part}{_SUFFIX}"
 
 
 def find_checkpoints(run_directory: Path) -> list[Path]:
-    """The checkpoints of a run, the newest first."""
+    """The checkpoint files of a run, the newest first."""
     return sorted((run_directory / FOLDER).glob(f"pass-*{_SUFFIX}"), reverse=True)
+
+
+def _pass_of(path: Path) -> str:
+    """The part of the name that files of one pass share."""
+    return path.name.partition(".")[0]
+
+
+def _rows_in_name(path: Path, n: int) -> RowRange:
+    found = re.search(r"\.rows-(\d+)-(\d+)\.", path.name)
+    return RowRange(int(found[1]), int(found[2])) if found else RowRange(0, n)
 
 
 def save(path: Path, checkpoint: Checkpoint) -> int:
@@ -92,13 +106,20 @@ def save(path: Path, checkpoint: Checkpoint) -> int:
             size = file.tell()
         os.replace(partial, path)
         _sync_folder(path.parent)
-        for old in find_checkpoints(path.parent.parent)[_KEPT:]:
-            old.unlink()
+        _forget_all_but_last(path.parent.parent)
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
     return size
+
+
+def _forget_all_but_last(run_directory: Path) -> None:
+    found = find_checkpoints(run_directory)
+    kept = sorted({_pass_of(path) for path in found})[-_KEPT:]
+    for path in found:
+        if _pass_of(path) not in kept:
+            path.unlink(missing_ok=True)  # other receivers forget them too
 
 
 def load(path: Path) -> Checkpoint:
@@ -135,24 +156,68 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(header, states[0], states[1], best_signs)
 
 
-def load_first_usable(paths: list[Path], n: int, replicas: int, rows: RowRange) -> Checkpoint:
-    """The first of `paths` that is whole and holds these rows of this problem's size.
+def load_first_usable(paths: Sequence[Path], n: int, replicas: int, rows: RowRange) -> Checkpoint:
+    """The state of `rows` in the first pass of `paths`, the newest first, whose files hold all of it.
 
-    Raises UserError with the reason for each if none is.
+    Raises UserError with the reason for each if none does.
     """
-    reasons = []
-    for path in paths:
-        try:
-            checkpoint = load(path)
-        except Damaged as damage:
-            reasons.append(str(damage))
-            continue
-        header = checkpoint.header
-        found = (header.n, header.replicas, header.first_row, header.last_row)
-        if found == (n, replicas, rows.start, rows.stop):
-            return checkpoint
-        reasons.append(f"{path}: n, replicas and rows are {found}")
+    reasons: list[str] = []
+    for _, files in itertools.groupby(paths, _pass_of):
+        parts = [part for path in files if (part := _load_part(path, n, replicas, rows, reasons))]
+        if parts and (whole := _join(parts, rows)):
+            return whole
+        if parts:
+            reasons.append(f"before pass {parts[0].header.next_pass}: some rows are in no file")
     raise UserError(f"no usable checkpoint: {'; '.join(reasons) or 'there is none'}")
+
+
+def newest_usable(run_directory: Path, n: int, replicas: int) -> list[Path]:
+    """The files of the newest pass that can be gone on from; empty if the run has no checkpoint yet.
+
+    Raises UserError with the reason for each if none can be used.
+    """
+    found = find_checkpoints(run_directory)
+    if not found:
+        return []
+    next_pass = load_first_usable(found, n, replicas, RowRange(0, n)).header.next_pass
+    return [path for path in found if _pass_of(path) == _pass_of(path_of(run_directory, next_pass))]
+
+
+def _load_part(path: Path, n: int, replicas: int, rows: RowRange, reasons: list[str]) -> Checkpoint | None:
+    """What a file holds if it has some of `rows`; None otherwise, and why in `reasons` if it is damaged."""
+    named = _rows_in_name(path, n)
+    if named.stop <= rows.start or rows.stop <= named.start:
+        return None
+    try:
+        part = load(path)
+    except Damaged as damage:
+        reasons.append(str(damage))
+        return None
+    found = (part.header.n, part.header.replicas)
+    if found != (n, replicas):
+        reasons.append(f"{path}: n and replicas are {found}")
+        return None
+    return part
+
+
+def _join(parts: Sequence[Checkpoint], rows: RowRange) -> Checkpoint | None:
+    """The state of `rows` out of `parts` of one pass; None if some of it is in none of them."""
+    for part in parts:
+        if (part.header.first_row, part.header.last_row) == (rows.start, rows.stop):
+            return part
+    header = parts[0].header.model_copy(update={"first_row": rows.start, "last_row": rows.stop})
+    states = np.empty((2, header.replicas, len(rows)), np.float32)
+    at = rows.start
+    for part in sorted(parts, key=lambda part: part.header.first_row):
+        first, stop = part.header.first_row, min(part.header.last_row, rows.stop)
+        if first > at or part.header.next_pass != header.next_pass:
+            return None
+        if stop <= at:
+            continue
+        theirs, ours = slice(at - first, stop - first), slice(at - rows.start, stop - rows.start)
+        states[0, :, ours], states[1, :, ours] = part.positions[:, theirs], part.momenta[:, theirs]
+        at = stop
+    return Checkpoint(header, states[0], states[1], parts[0].best_signs) if at == rows.stop else None
 
 
 def _chunks(checkpoint: Checkpoint) -> Iterator[bytes | memoryview]:

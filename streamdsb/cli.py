@@ -85,18 +85,16 @@ def run(
 
     if (config is None) == (resume is None):
         raise UserError("run takes either CONFIG or --resume DIR")
+    if resume is not None and (out is not None or overwrite):
+        raise UserError("--resume goes on in its own directory; --out and --overwrite do not go with it")
     if started_by_mpi():
-        if config is None:
-            raise UserError("--resume goes on with one receiver: start it without mpiexec or srun")
-        be_rank(partial(_run_as_rank, config, settings, _out_or_default(out, config), overwrite))
+        be_rank(partial(_run_as_rank, config, settings, out, overwrite, resume))
         return
     from coordinator.main import resume_here, run_here
     from coordinator.progress import TerminalDisplay
     from streamdsb.config import load_config
 
     if resume is not None:
-        if out is not None or overwrite:
-            raise UserError("--resume goes on in its own directory; --out and --overwrite do not go with it")
         resume_here(resume, settings, TerminalDisplay())
     if config is not None:
         loaded = load_config(config, settings)
@@ -104,18 +102,26 @@ def run(
 
 
 def _run_as_rank(
-    config: Path,
+    config: Path | None,
     settings: tuple[str, ...],
-    out: Path,
+    out: Path | None,
     overwrite: bool,
+    resume: Path | None,
     ranks: Communicator,
     trouble: threading.Event,
 ) -> None:
     from coordinator.progress import TerminalDisplay
     from coordinator.ranks import run_as_rank
+    from coordinator.resume import load_began
     from streamdsb.config import load_config
 
-    run_as_rank(lambda: load_config(config, settings), out, overwrite, TerminalDisplay(), ranks, trouble)
+    display = TerminalDisplay()
+    if resume is not None:
+        began = partial(load_began, resume, settings)
+        run_as_rank(began, resume, False, True, display, ranks, trouble)
+    if config is not None:
+        load = partial(load_config, config, settings)
+        run_as_rank(load, _out_or_default(out, config), overwrite, False, display, ranks, trouble)
 
 
 @main.command()

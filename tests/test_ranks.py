@@ -229,3 +229,51 @@ def test_a_rank_that_never_starts() -> None:
     )
     assert done.returncode != 0
     assert "Timeout" in done.stderr
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+SAVED_RUN = config_of(n=1500, replicas=3, updates=150, checkpoint={"every": 5})
+TO_ITS_END = ("records.jsonl", "best_spins.npy", "final_spins.npy")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SAVED_RUN with one receiver, to its end."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    status, _, err = run_command("run", written_config(folder, SAVED_RUN), "--out", folder / "run")
+    assert status == 0, err
+    return folder / "run"
+
+
+def launcher(ranks: int) -> list[str]:
+    return [] if ranks == 1 else [MPIEXEC, "-n", str(ranks)]
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (1, 3), (3, 1)])
+def test_a_run_goes_on_with_another_number_of_receivers(
+    before: int, after: int, tmp_path: Path, undisturbed: Path
+) -> None:
+    out, path = tmp_path / "run", written_config(tmp_path, SAVED_RUN)
+    first = subprocess.Popen(
+        [*launcher(before), *COMMAND, "run", path, "--out", out], stderr=subprocess.DEVNULL
+    )
+    records, deadline = out / "records.jsonl", time.monotonic() + 60
+    while not records.exists() or records.read_bytes().count(b"\n") < 12:
+        assert time.monotonic() < deadline, "hangs"
+        time.sleep(0.005)
+    first.send_signal(signal.SIGKILL if before == 1 else signal.SIGTERM)
+    first.wait(timeout=HANG_S)
+    assert records.read_bytes().count(b"\n") <= SAVED_RUN.solver.updates, "it was over too soon"
+    second = subprocess.run(
+        [*launcher(after), *COMMAND, "run", "--resume", out],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert second.returncode == 0, second.stderr
+    assert "continuing with pass" in second.stderr
+    for name in TO_ITS_END:
+        assert (out / name).read_bytes() == (undisturbed / name).read_bytes(), name
+    assert not (out / "checkpoints").exists()

@@ -2,6 +2,7 @@
 
 import os
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from streamdsb.checkpoint import (
     find_checkpoints,
     load,
     load_first_usable,
+    newest_usable,
     path_of,
     save,
 )
@@ -100,7 +102,7 @@ def test_a_damaged_one_falls_back_to_the_one_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("n", "replicas"), [(101, 3), (100, 2)])
 def test_one_of_another_size_is_not_used(tmp_path: Path, n: int, replicas: int) -> None:
     save(path_of(tmp_path, 7), checkpoint_of())
-    with pytest.raises(UserError, match=r"no usable checkpoint: .*\(100, 3, 0, 100\)"):
+    with pytest.raises(UserError, match=r"no usable checkpoint: .*\(100, 3\)"):
         load_first_usable(find_checkpoints(tmp_path), n, replicas, RowRange(0, n))
 
 
@@ -126,3 +128,51 @@ def test_loading_takes_no_memory_beside_the_file(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 200_000
+
+
+def save_parts(run: Path, whole: Checkpoint, parts: int) -> list[Path]:
+    """Save `whole` as so many receivers would; the files."""
+    paths = []
+    for rows in RowRange(0, whole.header.n).split(parts):
+        own = slice(rows.start, rows.stop)
+        header = whole.header.model_copy(update={"first_row": rows.start, "last_row": rows.stop})
+        part = Checkpoint(header, whole.positions[:, own], whole.momenta[:, own], whole.best_signs)
+        paths.append(path_of(run, whole.header.next_pass, rows))
+        save(paths[-1], part)
+    return paths
+
+
+@given(n=st.integers(1, 700), before=st.integers(1, 5), after=st.integers(1, 5))
+def test_other_receivers_take_the_rows_over(
+    tmp_path_factory: pytest.TempPathFactory, n: int, before: int, after: int
+) -> None:
+    run, whole = tmp_path_factory.mktemp("run"), checkpoint_of(n)
+    groups = -(-n // 64)
+    save_parts(run, whole, min(before, groups))
+    for rows in RowRange(0, n).split(min(after, groups)):
+        taken = load_first_usable(find_checkpoints(run), n, 3, rows)
+        own = slice(rows.start, rows.stop)
+        assert (taken.header.first_row, taken.header.last_row) == (rows.start, rows.stop)
+        assert taken.positions.tobytes() == whole.positions[:, own].tobytes()
+        assert taken.momenta.tobytes() == whole.momenta[:, own].tobytes()
+        assert taken.best_signs.tobytes() == whole.best_signs.tobytes()
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"{}")])
+def test_a_pass_of_which_a_part_is_lost_is_not_used(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    save_parts(tmp_path, checkpoint_of(300, next_pass=9), 3)
+    newest = save_parts(tmp_path, checkpoint_of(300, next_pass=10), 2)
+    assert newest_usable(tmp_path, 300, 3) == sorted(newest, reverse=True)
+    damage(newest[0])
+    assert load_first_usable(find_checkpoints(tmp_path), 300, 3, RowRange(0, 300)).header.next_pass == 9
+    assert {load(path).header.next_pass for path in newest_usable(tmp_path, 300, 3)} == {9}
+
+
+def test_receivers_forget_what_is_older_than_the_last_two_passes(tmp_path: Path) -> None:
+    for next_pass in (8, 9, 10):
+        save_parts(tmp_path, checkpoint_of(300, next_pass=next_pass), 3)
+    assert [load(path).header.next_pass for path in find_checkpoints(tmp_path)] == [10] * 3 + [9] * 3
+
+
+def test_a_run_without_checkpoints_has_none_that_is_newest(tmp_path: Path) -> None:
+    assert newest_usable(tmp_path, 100, 3) == []
