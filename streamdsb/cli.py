@@ -140,10 +140,10 @@ def coordinate(
     """
     from coordinator.main import coordinate as lead
     from coordinator.progress import TerminalDisplay
-    from streamdsb.config import load_config
+    from streamdsb.config import load_config_for_apart
     from streamdsb.links import parse_address
 
-    loaded = load_config(config, ("stream.transport=tcp", *settings))
+    loaded = load_config_for_apart(config, settings)
     host, port = parse_address(address)
     lead(loaded, _out_or_default(out, config), overwrite, TerminalDisplay(), host, port)
 

@@ -306,6 +306,19 @@ def load_config(path: Path, settings: Iterable[str] = ()) -> Config:
     return make_config(values, str(path))
 
 
+def load_config_for_apart(path: Path, settings: Iterable[str] = ()) -> Config:
+    """`load_config` for processes that are started apart: over TCP where shared memory is only the default.
+
+    A transport among the settings is taken as it is.
+    """
+    settings = list(settings)
+    config = load_config(path, settings)
+    is_chosen = any(setting.startswith("stream.transport=") for setting in settings)
+    if config.stream.is_networked or is_chosen:
+        return config
+    return load_config(path, ["stream.transport=tcp", *settings])
+
+
 def make_config(values: Mapping[str, Any], where: str = "configuration") -> Config:
     """Validate nested `values`; raises UserError with one sentence about the first thing wrong."""
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamdsb.channel import prove_token
-from streamdsb.config import load_config
+from streamdsb.config import load_config_for_apart
 from streamdsb.links import TOKEN_VARIABLE, connect, parse_address, token_from_environment
 
 JOIN_PATIENCE_S = 60.0
@@ -48,7 +48,7 @@ def remote_origin(address: str, data_host: str | None = None, expected: Path | N
     """The origin of a process that joins over TCP; raises UserError if it cannot."""
     token = token_from_environment()
     if expected is not None:
-        load_config(expected)  # what is wrong with it should not end a run that has begun
+        load_config_for_apart(expected)  # what is wrong with it should not end a run that has begun
     host, port = parse_address(address)
     connection = connect(host, port, "coordinator", JOIN_PATIENCE_S)
     prove_token(connection, token, f"the coordinator at {address}", asking=True)

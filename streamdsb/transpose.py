@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from streamdsb.hashing import A
@@ -65,19 +66,31 @@ def _store_hashes(typingctx, tiles, at, first, row_step):
     return types.void(tiles, types.intp, types.uint64, types.uint64), codegen
 
 
+def _row_pointer(context, builder, array_type, array, row, at):
+    """The vector at word `at` of row `row` of a 2-D array with unit inner stride."""
+    array = context.make_array(array_type)(context, builder, array)
+    row_bytes = builder.mul(row, cgutils.unpack_tuple(builder, array.strides)[0])
+    offset = builder.add(row_bytes, builder.mul(at, ir.Constant(_WORD, 8)))
+    start = builder.ptrtoint(array.data, _WORD)
+    return builder.inttoptr(builder.add(start, offset), _VECTOR.as_pointer())
+
+
 def _swap_rounds(distances: tuple[int, int, int]):
-    """An intrinsic that swaps blocks at three distances among eight rows, distances[2] rows apart."""
+    """An intrinsic that swaps blocks at three distances among eight rows, distances[2] rows apart.
+
+    It reads them from a tile set and writes them to the same rows of `out`, eight words from word `at`.
+    """
 
     @intrinsic
-    def rounds(typingctx, tiles, first_row):
+    def rounds(typingctx, tiles, first_row, out, at):
         def codegen(context, builder, signature, args):
+            tiles_value, first_value, out_value, at_value = args
             stride = distances[2]
-            pointers = []
-            for k in range(8):
-                row = builder.add(args[1], ir.Constant(_WORD, k * stride))
-                index = builder.mul(row, ir.Constant(_WORD, LANES))
-                pointers.append(_vector_at(context, builder, tiles, args[0], index))
-            rows = [builder.load(pointer, align=8) for pointer in pointers]
+            places = [builder.add(first_value, ir.Constant(_WORD, k * stride)) for k in range(8)]
+            rows = []
+            for place in places:
+                index = builder.mul(place, ir.Constant(_WORD, LANES))
+                rows.append(builder.load(_vector_at(context, builder, tiles, tiles_value, index), align=8))
             for distance in distances:
                 shift, mask = _splat(distance), _splat(_low_half_mask(distance))
                 apart = distance // stride
@@ -86,29 +99,18 @@ def _swap_rounds(distances: tuple[int, int, int]):
                     crossed = builder.and_(builder.xor(builder.lshr(rows[low], shift), rows[high]), mask)
                     rows[low] = builder.xor(rows[low], builder.shl(crossed, shift))
                     rows[high] = builder.xor(rows[high], crossed)
-            for row, pointer in zip(rows, pointers, strict=True):
+            for row, place in zip(rows, places, strict=True):
+                pointer = _row_pointer(context, builder, out, out_value, place, at_value)
                 builder.store(row, pointer, align=8)
             return context.get_dummy_value()
 
-        return types.void(tiles, types.intp), codegen
+        return types.void(tiles, types.intp, out, types.intp), codegen
 
     return rounds
 
 
 _far_rounds = _swap_rounds((32, 16, 8))
 _near_rounds = _swap_rounds((4, 2, 1))
-
-
-@intrinsic
-def _copy_lanes(typingctx, source, source_at, target, target_at):
-    """target[target_at + t] = source[source_at + t] for the eight lanes t."""
-
-    def codegen(context, builder, signature, args):
-        lanes = builder.load(_vector_at(context, builder, source, args[0], args[1]), align=8)
-        builder.store(lanes, _vector_at(context, builder, target, args[2], args[3]), align=8)
-        return context.get_dummy_value()
-
-    return types.void(source, types.intp, target, types.intp), codegen
 
 
 @inline
@@ -120,15 +122,23 @@ def new_tile_sets(count: int) -> np.ndarray:
 
 
 @inline
-def transpose_tiles(tiles: np.ndarray) -> None:
-    """Transpose the eight tiles of a tile set in place.
+def transpose_tiles_into(tiles: np.ndarray, out: np.ndarray, at: int) -> None:
+    """Write row k of the transpose of tile t to out[k, at + t]; the tile set is used up.
 
-    Six rounds of block swaps (Warren, Hacker's Delight, section 7-3), three a trip through memory.
+    out: uint64 (64, >= at + 8), unit inner stride.  Six rounds of block swaps (Warren, Hacker's Delight,
+    section 7-3), three a trip through memory.
     """
+    in_place = tiles.reshape((64, LANES))
     for k in range(8):
-        _far_rounds(tiles, k)
+        _far_rounds(tiles, k, in_place, 0)
     for k in range(0, 64, 8):
-        _near_rounds(tiles, k)
+        _near_rounds(tiles, k, out, at)
+
+
+@inline
+def transpose_tiles(tiles: np.ndarray) -> None:
+    """Transpose the eight tiles of a tile set in place."""
+    transpose_tiles_into(tiles, tiles.reshape((64, LANES)), 0)
 
 
 @inline
@@ -137,13 +147,3 @@ def hash_tiles(tiles: np.ndarray, row_zero: np.uint64) -> None:
     tile_step = np.uint64(64) * A
     for k in range(64):
         _store_hashes(tiles, LANES * k, row_zero + np.uint64(k) * A, tile_step)
-
-
-@inline
-def copy_row(tiles: np.ndarray, k: int, lanes: int, target: np.ndarray, at: int) -> None:
-    """target[at + t] = row k of tile t, for the first `lanes` tiles."""
-    if lanes == LANES:
-        _copy_lanes(tiles, LANES * k, target, at)
-    else:
-        for t in range(lanes):
-            target[at + t] = tiles[LANES * k + t]

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 import streamdsb
 from streamdsb.channel import Channel, PeerGone
-from streamdsb.config import Config, load_config, make_config
+from streamdsb.config import Config, load_config_for_apart, make_config
 from streamdsb.errors import RunFailed, StreamdsbError, UserError
 from streamdsb.join import Origin
 from streamdsb.machine import peak_memory
@@ -131,7 +131,7 @@ def say_hello(role: Role, origin: Origin, control: Control) -> Membership:
     if config.digest() != welcome.digest:
         raise UserError(f"{control.peer} and this {role} understand the configuration differently")
     if origin.expected is not None:
-        _require_same(load_config(origin.expected), config, origin.expected)
+        _require_same(load_config_for_apart(origin.expected), config, origin.expected)
     return Membership(welcome.run, config)
 
 

@@ -26,6 +26,7 @@ TOKEN = "correct horse battery staple"
 WITH_TOKEN = {"STREAMDSB_TOKEN": TOKEN}
 SMALL = config_of(n=500, updates=4, stream={"transport": "tcp"})
 LONG = config_of(n=3000, updates=400, stream={"transport": "tcp"})
+ENDLESS = config_of(n=3000, updates=1_000_000, stream={"transport": "tcp"})
 
 
 def free_port() -> int:
@@ -231,6 +232,19 @@ def test_a_configuration_that_differs_is_named(party: Party, tmp_path: Path) -> 
     assert "solver.updates is 5, but the coordinator has 4" in sentence_of(err)
 
 
+@pytest.mark.parametrize("transport", ["shm", "udp"])
+def test_a_file_that_says_the_same_is_taken(tmp_path: Path, transport: str) -> None:
+    """Shared memory, which only processes of one command have, becomes TCP on both sides; UDP stays."""
+    with party_of(tmp_path, config_of(n=500, updates=4, stream={"transport": transport})) as party:
+        coordinator = party.start("coordinate")
+        party.start("receive")
+        expecting = ("generate", "--connect", party.address, "--expect", party.path)
+        party.commands.append(start_command(*expecting, environment=WITH_TOKEN))
+        party.assert_completes(coordinator)
+        used = "tcp" if transport == "shm" else transport
+        assert f"transport: {used}" in (party.out / "config.yaml").read_text()
+
+
 @pytest.mark.parametrize("address", ["nowhere", "localhost:", "localhost:65536", "localhost:-1", ":x"])
 def test_addresses_that_are_none(address: str) -> None:
     status, _, err = run_command("generate", "--connect", address, environment=WITH_TOKEN)
@@ -240,7 +254,7 @@ def test_addresses_that_are_none(address: str) -> None:
 
 @pytest.mark.parametrize("victim", ["generate", "receive", "coordinate"])
 def test_one_that_is_killed_ends_the_others(tmp_path: Path, victim: str) -> None:
-    with party_of(tmp_path, LONG) as party:
+    with party_of(tmp_path, ENDLESS) as party:
         started = {role: party.start(role) for role in ("coordinate", "generate", "receive")}
         party.wait_for_passes(2)
         started[victim].kill()
