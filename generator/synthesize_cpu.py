@@ -12,10 +12,8 @@ import numpy as np
 from streamdsb.hashing import A, C, hash_word, mix
 from streamdsb.intrinsics import row_of
 from streamdsb.jit import inline, kernel
-from streamdsb.transpose import LANES, copy_row, hash_tiles, new_tile_sets, transpose_tiles
-
-_TILE_SETS = 8
-"""Tile sets that are finished before their rows are written, so that each write is 512 bytes long."""
+from streamdsb.layout import GROUP_ROWS
+from streamdsb.transpose import LANES, hash_tiles, new_tile_sets, transpose_tiles, transpose_tiles_into
 
 _ONE = np.uint64(1)
 _ALL = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
@@ -23,20 +21,20 @@ _ALL = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 
 @inline
 def _fill_below_diagonal(
-    key: np.uint64, group: int, rows: int, first_word: int, words: int, tile_sets: np.ndarray, out: np.ndarray
+    key: np.uint64, group: int, rows: int, first_word: int, words: int, tiles: np.ndarray, out: np.ndarray
 ) -> None:
+    """Whole tile sets go from the registers into their rows: a copy in between costs a third of the rate."""
     column = np.uint64(group) * C
-    for chunk in range(0, words, LANES * _TILE_SETS):
-        sets = min((words - chunk + LANES - 1) // LANES, _TILE_SETS)
-        for t in range(sets):
-            mirrored_row = np.uint64(64 * (first_word + chunk + LANES * t))
-            hash_tiles(tile_sets[t], key + mirrored_row * A + column)
-            transpose_tiles(tile_sets[t])
-        for r in range(rows):
-            row_words = row_of(out, r)
-            for t in range(sets):
-                at = chunk + LANES * t
-                copy_row(tile_sets[t], r, min(LANES, words - at), row_words, at)
+    for at in range(0, words, LANES):
+        mirrored_row = np.uint64(64 * (first_word + at))
+        hash_tiles(tiles, key + mirrored_row * A + column)
+        if rows == GROUP_ROWS and at + LANES <= words:
+            transpose_tiles_into(tiles, out, at)
+        else:
+            transpose_tiles(tiles)
+            for r in range(rows):
+                for t in range(min(LANES, words - at)):
+                    out[r, at + t] = tiles[LANES * r + t]
 
 
 @inline
@@ -68,15 +66,15 @@ def fill_random(key: np.uint64, n: int, first_row: int, first_word: int, words: 
 
     out: uint64 (rows, >= words), unit inner stride; first_row is a multiple of 64.
     """
-    tile_sets = new_tile_sets(_TILE_SETS)
+    tiles = new_tile_sets(1)[0]
     for at in range(0, out.shape[0], 64):
         group = (first_row + at) // 64
         group_out = out[at : at + 64]
         rows = group_out.shape[0]
         above = min(max(group - first_word, 0), words)
-        _fill_below_diagonal(key, group, rows, first_word, above, tile_sets, group_out)
+        _fill_below_diagonal(key, group, rows, first_word, above, tiles, group_out)
         if first_word <= group < first_word + words:
-            _fill_on_diagonal(key, group, rows, tile_sets[0], group_out, above)
+            _fill_on_diagonal(key, group, rows, tiles, group_out, above)
             above += 1
         for r in range(rows):
             row_words = row_of(group_out, r)

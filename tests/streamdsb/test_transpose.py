@@ -5,7 +5,7 @@ import pytest
 from numba import njit
 
 from streamdsb.hashing import A
-from streamdsb.transpose import copy_row, hash_tiles, new_tile_sets, transpose_tiles
+from streamdsb.transpose import hash_tiles, new_tile_sets, transpose_tiles, transpose_tiles_into
 from validation.oracle import hash_words
 
 
@@ -25,10 +25,10 @@ def _hashed(row_zero: np.uint64) -> np.ndarray:
 
 
 @njit
-def _copied(tiles: np.ndarray, k: int, lanes: int, at: int) -> np.ndarray:
-    target = np.zeros(24, np.uint64)
-    copy_row(tiles, k, lanes, target, at)
-    return target
+def _written(tiles: np.ndarray, out: np.ndarray, at: int) -> None:
+    own = new_tile_sets(1)[0]
+    own[:] = tiles
+    transpose_tiles_into(own, out, at)
 
 
 @njit
@@ -65,13 +65,17 @@ def test_hashes_of_the_rows_of_eight_tiles() -> None:
     assert int(A) == 0x9E3779B97F4A7C15
 
 
-@pytest.mark.parametrize("lanes", range(9))
-def test_copy_row_writes_its_lanes_and_no_more(lanes: int) -> None:
-    tiles = np.arange(1, 513, dtype=np.uint64)
-    target = _copied(tiles, 5, lanes, 8)
-    assert target[8 : 8 + lanes].tolist() == tiles[40 : 40 + lanes].tolist()
-    assert not target[:8].any()
-    assert not target[8 + lanes :].any()
+@pytest.mark.parametrize("at", [0, 1, 8, 24])
+@pytest.mark.parametrize("row_words", [32, 512])
+def test_a_transpose_is_written_into_its_rows_and_nowhere_else(at: int, row_words: int) -> None:
+    tiles = np.random.default_rng(at).integers(0, 2**64, 512, np.uint64)
+    out = np.full((66, row_words), 7, np.uint64)[1:65, :32]
+    whole = out.base
+    assert whole is not None
+    _written(tiles, out, at)
+    assert (out[:, at : at + 8] == _transposed(tiles).reshape(64, 8)).all()
+    out[:, at : at + 8] = 7
+    assert (whole == 7).all()
 
 
 def test_tile_sets_start_on_a_cache_line() -> None:
