@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import socket
-import threading
 import time
-from contextlib import suppress
+from functools import partial
 
 import streamdsb
 from coordinator.peers import Peer, Peers, TurnedAway
 from coordinator.progress import Display
 from streamdsb.channel import Channel, prove_token
+from streamdsb.door import open_door
 from streamdsb.errors import StreamdsbError
-from streamdsb.links import HANDSHAKE_TIMEOUT_S, listen
+from streamdsb.links import listen
 from streamdsb.messages import PROTOCOL, Hello
 
 _JOIN_TIMEOUT_S = 600.0
-_CROWDED_S = 0.1
 _ROLES = ("generator", "receiver")
 
 
@@ -26,9 +24,8 @@ def admit_peers(peers: Peers, display: Display, host: str, port: int, token: str
     deadline = time.monotonic() + _JOIN_TIMEOUT_S
     with listen(host, port) as server:
         display.say(f"listening on {host}:{server.getsockname()[1]}")
-        threading.Thread(target=_open_doors, args=(server, token, peers), daemon=True).start()
         peers.admits = True
-        try:
+        with open_door(server, partial(_hear, token, peers)):
             while missing := [role for role in _ROLES if not peers.of_role(role)]:
                 waiting_for = f"a {' and a '.join(missing)} to join"
                 display.say(f"waiting for {waiting_for}")
@@ -37,10 +34,7 @@ def admit_peers(peers: Peers, display: Display, host: str, port: int, token: str
                     display.say(f"turned away: {arrival.reason}")
                 elif isinstance(arrival, Hello) and peer is not None:
                     _admit(peer, peers, display)
-        finally:
-            peers.admits = False
-            with suppress(OSError):  # closing alone would not wake the thread that accepts
-                server.shutdown(socket.SHUT_RDWR)
+        peers.admits = False
 
 
 def _admit(peer: Peer, peers: Peers, display: Display) -> None:
@@ -65,22 +59,7 @@ def _refusal(hello: Hello, peers: Peers) -> str | None:
     return None
 
 
-def _open_doors(server: socket.socket, token: str, peers: Peers) -> None:
-    """Hear everybody who connects, each in a thread of its own so that a silent one delays nobody."""
-    while True:
-        try:
-            connection, address = server.accept()
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                return
-            time.sleep(_CROWDED_S)  # too many strangers at once; some will have left
-            continue
-        peer = f"{address[0]}:{address[1]}"
-        threading.Thread(target=_hear, args=(connection, peer, token, peers), daemon=True).start()
-
-
-def _hear(connection: socket.socket, peer: str, token: str, peers: Peers) -> None:
-    connection.settimeout(HANDSHAKE_TIMEOUT_S)
+def _hear(token: str, peers: Peers, connection: socket.socket, peer: str) -> None:
     try:
         prove_token(connection, token, peer, asking=False)
         channel = Channel(connection, peer)

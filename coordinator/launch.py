@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from streamdsb.messages import Hello
 from streamdsb.queues.shm import ShmLink
 
 _START_TIMEOUT_S = 60.0
+_LOOK_UP_S = 0.1
 _PATIENCE_S = 2.0
 
 
@@ -32,7 +34,7 @@ def launch_generator(config: Config, peers: Peers) -> list[tuple[int, int]]:
         process, channel = _start("generator", queues, secrets.token_hex(16))
         for link in links:
             os.close(link.sender_bell)
-        peers.add(Peer(_first_words("generator", process, channel), channel, process))
+        peers.add(Peer(_first_words("generator", process, channel, peers), channel, process))
     except BaseException:
         if process is not None:
             process.kill()
@@ -57,7 +59,7 @@ def launch(config: Config, peers: Peers) -> None:
         # closed before anybody is waited for: a bell that we kept open would hide the death of an end
         _close(links)
         for role, process, channel in started:
-            peers.add(Peer(_first_words(role, process, channel), channel, process))
+            peers.add(Peer(_first_words(role, process, channel, peers), channel, process))
     except BaseException:
         _close(links)
         for _, process, _ in started:
@@ -124,7 +126,13 @@ def _python(module: str, arguments: list[str], descriptors: list[int], token: st
     )
 
 
-def _first_words(role: str, process: subprocess.Popen[bytes], channel: Channel) -> Hello:
+def _first_words(role: str, process: subprocess.Popen[bytes], channel: Channel, peers: Peers) -> Hello:
+    """What a process that was just started says; whatever troubles the run meanwhile is raised."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while not select.select([channel], [], [], _LOOK_UP_S)[0]:
+        remaining = deadline - time.monotonic()
+        if peers.trouble.is_set() or remaining <= 0:
+            peers.next(0.0, f"the {role} (pid {process.pid}) to say hello")
     channel.set_timeout(_START_TIMEOUT_S)
     try:
         return channel.expect(Hello)[0]

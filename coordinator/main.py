@@ -23,13 +23,14 @@ from coordinator.admission import admit_peers
 from coordinator.engine import CoordinatorEngine, welcome
 from coordinator.field import load_field
 from coordinator.launch import end_processes, launch
-from coordinator.peers import Interrupted, Peers, ProcessDied
+from coordinator.peers import Peers, ProcessDied
 from coordinator.progress import Display
 from coordinator.resume import load_began
 from coordinator.summary import last_words, make_summary
+from streamdsb.channel import PeerGone
 from streamdsb.checkpoint import find_checkpoints
 from streamdsb.config import Config
-from streamdsb.errors import StreamdsbError, UserError
+from streamdsb.errors import Interrupted, StreamdsbError, UserError
 from streamdsb.links import TOKEN_VARIABLE
 from streamdsb.machine import peak_memory
 from streamdsb.messages import Farewell, Spins, Stop
@@ -146,10 +147,12 @@ class _Run:
             try:
                 gather(self._peers)
                 run_id = random.SystemRandom().getrandbits(32)
-                for peer in self._peers.members:
-                    welcome(peer.channel, self.engine.config, run_id)
+                self._welcome(run_id)
                 self.engine.prepare(self._field, self.checkpoints)
                 result = self._pass_by_pass()
+            except StreamdsbError as error:
+                self._peers.send(Stop(completed=False, cause=str(error)))
+                raise
             finally:
                 self.display.close()
                 self._peers.send(Stop(completed=False))
@@ -157,6 +160,13 @@ class _Run:
         for line in last_words(self.engine.config, self.engine.outcome, str(result.directory)):
             self.display.say(line)
         return result
+
+    def _welcome(self, run_id: int) -> None:
+        try:
+            for peer in self._peers.members:
+                welcome(peer.channel, self.engine.config, run_id)
+        except PeerGone as gone:
+            raise self._peers.cause_of(gone) from None
 
     def _pass_by_pass(self) -> RunResult:
         directory = self._open_directory()

@@ -15,11 +15,13 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from streamdsb.channel import Channel, PeerGone
-from streamdsb.errors import RunFailed, StreamdsbError, UserError
+from streamdsb.errors import Interrupted, RunFailed, StreamdsbError, UserError
 from streamdsb.messages import Compiling, Failed, Farewell, Hello, Progress, Saved
 
 M = TypeVar("M", bound=BaseModel)
 
+_HOLD_S = 2.0
+"""How long an interrupt may wait for what is near its end."""
 _ROOT_CAUSE_S = 1.0
 """How long to wait for the cause of a failure that looks like a consequence."""
 
@@ -49,6 +51,14 @@ class Peer:
         return f"{self.name} {describe_end(self.process)}"
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; real-time signals have no names of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+
+
 def describe_end(process: subprocess.Popen[bytes]) -> str:
     """In words, how a local process ended or that it lost its connection."""
     try:
@@ -56,14 +66,8 @@ def describe_end(process: subprocess.Popen[bytes]) -> str:
     except subprocess.TimeoutExpired:
         return "has closed its connection"
     if status < 0:
-        return f"was killed by signal {-status} ({signal.Signals(-status).name})"
+        return f"was killed by signal {-status} ({signal_name(-status)})"
     return f"ended with status {status}"
-
-
-class Interrupted(RunFailed):
-    """Ctrl-C or SIGTERM."""
-
-    exit_status = 130
 
 
 class ProcessDied(RunFailed):
@@ -95,6 +99,7 @@ class Peers:
         self.members: list[Peer] = []
         self._holds_interrupts = False
         self._held: _Event | None = None
+        self._held_until = 0.0
         self.trouble = trouble or threading.Event()
         """Set once anybody has failed or the user wants an end, for waits that do not go through `next`."""
         self.admits = False
@@ -118,13 +123,12 @@ class Peers:
 
     def interrupt(self, signal_number: int) -> None:
         """End whatever is awaited because of a signal; safe to call from a signal handler."""
-        name = signal.Signals(signal_number).name
-        self._events.put(_Event(None, Interrupted(f"stopped by {name}")))
+        self._events.put(_Event(None, Interrupted(f"stopped by {signal_name(signal_number)}")))
         self.trouble.set()
 
     @contextmanager
     def interrupts_held(self) -> Iterator[None]:
-        """Within, Ctrl-C and SIGTERM do not end a wait; they end the next wait after it."""
+        """Within, Ctrl-C or SIGTERM ends a wait only after a while, or if it comes again."""
         self._holds_interrupts = True
         try:
             yield
@@ -144,15 +148,19 @@ class Peers:
         """The next message and who sent it; raises the failure of anybody, RunFailed after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
-            if self._held is not None and not self._holds_interrupts:
+            now = time.monotonic()
+            if self._held is not None and (not self._holds_interrupts or now > self._held_until):
                 event, self._held = self._held, None
                 raise _error_of(event)
+            until = deadline if self._held is None else min(deadline, self._held_until)
             try:
-                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+                event = self._events.get(timeout=max(0.0, until - now))
             except queue.Empty:
+                if self._held is not None:
+                    continue
                 raise RunFailed(f"waited {timeout_s:g} s for {waiting_for}") from None
-            if isinstance(event.message, Interrupted) and self._holds_interrupts:
-                self._held = event
+            if isinstance(event.message, Interrupted) and self._holds_interrupts and self._held is None:
+                self._held, self._held_until = event, time.monotonic() + _HOLD_S
                 continue
             if isinstance(event.message, StreamdsbError | Failed):
                 raise self._cause(event)
@@ -170,8 +178,9 @@ class Peers:
                     self.trouble.set()
                 if isinstance(message, Farewell):
                     return
-        except StreamdsbError as error:
-            self._events.put(_Event(peer, error))
+        except Exception as error:
+            failure = error if isinstance(error, StreamdsbError) else RunFailed(f"{peer.name}: {error!r}")
+            self._events.put(_Event(peer, failure))
             self.trouble.set()
 
     def cause_of(self, consequence: StreamdsbError) -> StreamdsbError:

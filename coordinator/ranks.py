@@ -19,14 +19,14 @@ from coordinator.launch import end_processes
 from coordinator.lockstep import Lockstep
 from coordinator.outcome import Outcome
 from coordinator.partition import Partition, refuse_what_ranks_cannot
-from coordinator.peers import Interrupted, Peers
+from coordinator.peers import Peers
 from coordinator.plan import with_known_n
 from coordinator.progress import Display, SilentDisplay
 from coordinator.summary import last_words, make_summary
 from streamdsb.checkpoint import newest_usable
 from streamdsb.communicator import Communicator
 from streamdsb.config import Config
-from streamdsb.errors import StreamdsbError
+from streamdsb.errors import Interrupted, StreamdsbError
 from streamdsb.messages import Stop
 from streamdsb.run_directory import RECORDS, TIMINGS, RunDirectory, check_free, read_lines
 from streamdsb.worker import Cancelled

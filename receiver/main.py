@@ -65,7 +65,7 @@ def _open_queues(config: Config, run: int, origin: Origin, control: Control) -> 
         return shm_receivers(config, origin.queues)
     with listen(origin.data_host, 0) as server:
         control.send(Listening(host=origin.data_host, port=server.getsockname()[1]))
-        return accept_receivers(config, run, server, origin.token)
+        return accept_receivers(config, run, server, origin.token, control.cancelled)
 
 
 def _prepare_gpu(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from datetime import datetime
@@ -23,6 +24,8 @@ class _Commands(click.Group):
     """Turns the errors that streamdsb raises on purpose into one sentence and their exit status."""
 
     def invoke(self, ctx: click.Context) -> object:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # until a command does more about it
         try:
             return super().invoke(ctx)
         except StreamdsbError as error:

@@ -17,7 +17,17 @@ class UserError(StreamdsbError):
     exit_status = 2
 
 
+class Cancelled(Exception):
+    """The coordinator has called the run off; nothing needs to be said."""
+
+
 class RunFailed(StreamdsbError):
     """A run that started could not finish: a process died, frames were lost, nothing moved in time."""
 
     exit_status = 1
+
+
+class Interrupted(RunFailed):
+    """Ctrl-C or SIGTERM."""
+
+    exit_status = 130

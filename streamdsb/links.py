@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-import select
+import queue
 import socket
+import threading
 import time
 from collections.abc import Sequence
 
 from streamdsb.channel import Channel, PeerGone, prove_token
 from streamdsb.config import Config
+from streamdsb.door import HANDSHAKE_TIMEOUT_S, open_door
 from streamdsb.endpoints import open_endpoint
-from streamdsb.errors import RunFailed, StreamdsbError, UserError
+from streamdsb.errors import Cancelled, RunFailed, StreamdsbError, UserError
 from streamdsb.messages import Failed, Join, Joined
 from streamdsb.queues import FrameReceiver, FrameSender
 from streamdsb.queues.shm import ShmReceiver, ShmSender
 
 TOKEN_VARIABLE = "STREAMDSB_TOKEN"
-HANDSHAKE_TIMEOUT_S = 10.0
+_LOOK_UP_S = 0.25
+"""How often a wait looks whether the run has been called off."""
 
 
 def token_from_environment() -> str:
@@ -85,12 +88,12 @@ def shm_receivers(config: Config, links: Sequence[tuple[int, int]]) -> list[Fram
 def connect_senders(config: Config, run: int, host: str, port: int, token: str) -> list[FrameSender]:
     """One data connection to the receiver for each queue."""
     senders: list[FrameSender] = []
-    for queue in range(config.stream.queues):
+    for number in range(config.stream.queues):
         connection = connect(host, port, "receiver", HANDSHAKE_TIMEOUT_S)
         prove_token(connection, token, f"receiver at {host}:{port}", asking=True)
         channel = Channel(connection, f"the receiver at {host}:{port}")
         endpoint = open_endpoint(config, connection)
-        channel.send(Join(run=run, queue=queue, digest=config.digest(), address=endpoint.address))
+        channel.send(Join(run=run, queue=number, digest=config.digest(), address=endpoint.address))
         answer, _ = channel.receive()
         if isinstance(answer, Failed):
             raise UserError(answer.message)
@@ -102,49 +105,74 @@ def connect_senders(config: Config, run: int, host: str, port: int, token: str) 
     return senders
 
 
-def accept_receivers(config: Config, run: int, server: socket.socket, token: str) -> list[FrameReceiver]:
-    """Wait for the generator's data connections, one a queue; strangers are turned away meanwhile."""
-    joined: dict[int, FrameReceiver] = {}
-    deadline = time.monotonic() + config.stream.timeout_s
-    while len(joined) < config.stream.queues:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0 or not select.select([server], [], [], remaining)[0]:
-            missing = ", ".join(str(q) for q in range(config.stream.queues) if q not in joined)
-            raise RunFailed(
-                f"the generator did not connect queue {missing} within {config.stream.timeout_s:g} s"
-            )
-        connection, address = server.accept()
-        connection.settimeout(HANDSHAKE_TIMEOUT_S)
+class _Reception:
+    """The receiver's ends of the queues that the generator has connected so far."""
+
+    def __init__(self, config: Config, run: int, token: str) -> None:
+        self._config = config
+        self._run = run
+        self._token = token
+        self._taken: set[int] = set()
+        self._lock = threading.Lock()
+        self.joined: queue.SimpleQueue[tuple[int, FrameReceiver]] = queue.SimpleQueue()
+
+    def hear(self, connection: socket.socket, peer: str) -> None:
+        """Take a queue from the generator, or turn a stranger away."""
         try:
-            queue, receiver = _admit(
-                config, run, connection, token, f"{address[0]}:{address[1]}", set(joined)
-            )
+            self.joined.put(self._admit(connection, peer))
         except (StreamdsbError, OSError):
             connection.close()
-        else:
-            joined[queue] = receiver
-    return [joined[queue] for queue in sorted(joined)]
+
+    def _admit(self, connection: socket.socket, peer: str) -> tuple[int, FrameReceiver]:
+        prove_token(connection, self._token, peer, asking=False)
+        channel = Channel(connection, peer)
+        join, _ = channel.expect(Join)
+        if refusal := self._refusal(join):
+            channel.send(Failed(message=refusal, exit_status=UserError.exit_status))
+            raise PeerGone(refusal)
+        endpoint = open_endpoint(self._config, connection)
+        receiver, window = endpoint.receiver(join.address)
+        channel.send(Joined(address=endpoint.address, window=window))
+        if self._config.stream.is_lossy:
+            connection.close()
+        return join.queue, receiver
+
+    def _refusal(self, join: Join) -> str | None:
+        """Why `join` cannot be taken; None if it is, and then its queue is."""
+        if join.run != self._run:
+            return f"the generator belongs to run {join.run}, the receiver to run {self._run}"
+        if join.digest != self._config.digest():
+            return "the generator and the receiver hold different configurations"
+        with self._lock:
+            if join.queue in self._taken or join.queue >= self._config.stream.queues:
+                last = self._config.stream.queues - 1
+                return f"queue {join.queue} is taken or unknown; the queues are 0 to {last}"
+            self._taken.add(join.queue)
+        return None
 
 
-def _admit(
-    config: Config, run: int, connection: socket.socket, token: str, peer: str, taken: set[int]
-) -> tuple[int, FrameReceiver]:
-    prove_token(connection, token, peer, asking=False)
-    channel = Channel(connection, peer)
-    join, _ = channel.expect(Join)
-    refusal = None
-    if join.run != run:
-        refusal = f"the generator belongs to run {join.run}, the receiver to run {run}"
-    elif join.digest != config.digest():
-        refusal = "the generator and the receiver hold different configurations"
-    elif join.queue >= config.stream.queues or join.queue in taken:
-        refusal = f"queue {join.queue} is taken or unknown; the queues are 0 to {config.stream.queues - 1}"
-    if refusal:
-        channel.send(Failed(message=refusal, exit_status=UserError.exit_status))
-        raise PeerGone(refusal)
-    endpoint = open_endpoint(config, connection)
-    receiver, window = endpoint.receiver(join.address)
-    channel.send(Joined(address=endpoint.address, window=window))
-    if config.stream.is_lossy:
-        connection.close()
-    return join.queue, receiver
+def accept_receivers(
+    config: Config, run: int, server: socket.socket, token: str, cancelled: threading.Event
+) -> list[FrameReceiver]:
+    """Wait for the generator's data connections, one a queue; strangers are turned away meanwhile.
+
+    Raises RunFailed if one does not come in time, Cancelled if the run is called off.
+    """
+    reception = _Reception(config, run, token)
+    joined: dict[int, FrameReceiver] = {}
+    deadline = time.monotonic() + config.stream.timeout_s
+    with open_door(server, reception.hear):
+        while len(joined) < config.stream.queues:
+            try:
+                number, receiver = reception.joined.get(timeout=_LOOK_UP_S)
+                joined[number] = receiver
+            except queue.Empty:
+                pass
+            if cancelled.is_set():
+                raise Cancelled
+            if time.monotonic() > deadline:
+                missing = ", ".join(str(q) for q in range(config.stream.queues) if q not in joined)
+                raise RunFailed(
+                    f"the generator did not connect queue {missing} within {config.stream.timeout_s:g} s"
+                )
+    return [joined[number] for number in sorted(joined)]

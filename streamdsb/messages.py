@@ -219,6 +219,8 @@ class Stop(_Message):
 
     type: Literal["stop"] = "stop"
     completed: bool
+    cause: str = ""
+    """Why, if it is not completed."""
 
 
 class Spins(_Message):

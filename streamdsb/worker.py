@@ -19,7 +19,7 @@ from pydantic import BaseModel
 import streamdsb
 from streamdsb.channel import Channel, PeerGone
 from streamdsb.config import Config, load_config_for_apart, make_config
-from streamdsb.errors import RunFailed, StreamdsbError, UserError
+from streamdsb.errors import Cancelled, Interrupted, RunFailed, StreamdsbError, UserError
 from streamdsb.join import Origin
 from streamdsb.machine import peak_memory
 from streamdsb.messages import PROTOCOL, Drop, Failed, Farewell, Hello, Role, Stop, Welcome
@@ -31,10 +31,6 @@ _TRIAL_S = 0.02
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
-
-
-class Cancelled(Exception):
-    """The coordinator has called the run off; nothing needs to be said."""
 
 
 class Control:
@@ -49,6 +45,7 @@ class Control:
         """The coordinator's last word, or how it was lost."""
         self._channel = channel
         self._inbox: queue.SimpleQueue[tuple[BaseModel, bytes] | StreamdsbError] = queue.SimpleQueue()
+        self._done = threading.Event()
         channel.set_timeout(None)
         threading.Thread(target=self._read, name="control", daemon=True).start()
 
@@ -77,6 +74,10 @@ class Control:
         """Whether the coordinator has said something that `next` would return at once."""
         return not self._inbox.empty()
 
+    def leave(self) -> None:
+        """The work is over: the process will end by itself."""
+        self._done.set()
+
     @property
     def peer(self) -> str:
         return self._channel.peer
@@ -97,14 +98,15 @@ class Control:
                     self.cancelled.set()
                 self._inbox.put((message, data))
                 if isinstance(message, Stop):
-                    return
-        except StreamdsbError as error:
-            self.end = error
+                    break
+        except Exception as error:
+            self.end = error if isinstance(error, StreamdsbError) else RunFailed(f"control: {error!r}")
             self.cancelled.set()
-            self._inbox.put(error)
-            timer = threading.Timer(_LAST_RESORT_S, os._exit, (RunFailed.exit_status,))
-            timer.daemon = True
-            timer.start()
+            self._inbox.put(self.end)
+        if not (isinstance(self.end, Stop) and self.end.completed):
+            self._done.wait(_LAST_RESORT_S)
+            if not self._done.is_set():
+                os._exit(RunFailed.exit_status)
 
 
 @dataclass(frozen=True)
@@ -239,16 +241,19 @@ def serve(origin: Origin, work: Callable[[Origin, Control], None]) -> None:
     except Cancelled:
         if isinstance(control.end, StreamdsbError):
             raise control.end from None
-        raise RunFailed(f"{origin.peer} has called the run off") from None
+        cause = control.end.cause if isinstance(control.end, Stop) else ""
+        raise RunFailed(f"{origin.peer} has called the run off" + (f": {cause}" if cause else "")) from None
     except StreamdsbError as error:
         failure = error
     except KeyboardInterrupt:
-        failure = RunFailed("interrupted")
+        failure = Interrupted("interrupted")
     except MemoryError:
         failure = UserError("out of memory; lower solver.replicas or problem.n")
     except Exception as error:
         _report(channel, RunFailed(f"unexpected {type(error).__name__}: {error}"))
         raise
+    finally:
+        control.leave()
     _report(channel, failure)
     raise failure
 

@@ -1,5 +1,6 @@
 """Processes that are started apart and join over TCP: any order, one token, one version, one of each."""
 
+import signal
 import socket
 import subprocess
 import time
@@ -243,6 +244,31 @@ def test_a_file_that_says_the_same_is_taken(tmp_path: Path, transport: str) -> N
         party.assert_completes(coordinator)
         used = "tcp" if transport == "shm" else transport
         assert f"transport: {used}" in (party.out / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("role", ["generate", "receive"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_that_is_interrupted(tmp_path: Path, role: str, number: signal.Signals) -> None:
+    with party_of(tmp_path, ENDLESS) as party:
+        started = {role: party.start(role) for role in ("coordinate", "generate", "receive")}
+        party.wait_for_passes(2)
+        started[role].send_signal(number)
+        _, err = started[role].communicate(timeout=HANG_S)
+        assert started[role].returncode == 130, err
+        assert "interrupted" in sentence_of(err)
+        _, err = started["coordinate"].communicate(timeout=HANG_S)
+        assert started["coordinate"].returncode == 1
+        assert "interrupted" in sentence_of(err)
+
+
+def test_a_worker_is_told_why_the_run_ends(tmp_path: Path) -> None:
+    with party_of(tmp_path, ENDLESS) as party:
+        coordinator, _, receiver = (party.start(role) for role in ("coordinate", "generate", "receive"))
+        party.wait_for_passes(2)
+        coordinator.send_signal(signal.SIGTERM)
+        _, err = receiver.communicate(timeout=HANG_S)
+        assert receiver.returncode == 1
+        assert "stopped by SIGTERM" in sentence_of(err)
 
 
 @pytest.mark.parametrize("address", ["nowhere", "localhost:", "localhost:65536", "localhost:-1", ":x"])
