@@ -23,7 +23,7 @@ _ALL = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 def _fill_below_diagonal(
     key: np.uint64, group: int, rows: int, first_word: int, words: int, tiles: np.ndarray, out: np.ndarray
 ) -> None:
-    """Whole tile sets go from the registers into their rows: a copy in between costs a third of the rate."""
+    """Whole tile sets go from the registers into their rows; a copy in between costs a third of the rate."""
     column = np.uint64(group) * C
     for at in range(0, words, LANES):
         mirrored_row = np.uint64(64 * (first_word + at))

@@ -67,10 +67,13 @@ def _store_hashes(typingctx, tiles, at, first, row_step):
 
 
 def _row_pointer(context, builder, array_type, array, row, at):
-    """The vector at word `at` of row `row` of a 2-D array with unit inner stride."""
+    """The vector at word `at` of row `row` of a tile set or of a 2-D array with unit inner stride."""
     array = context.make_array(array_type)(context, builder, array)
-    row_bytes = builder.mul(row, cgutils.unpack_tuple(builder, array.strides)[0])
-    offset = builder.add(row_bytes, builder.mul(at, ir.Constant(_WORD, 8)))
+    if array_type.ndim == 1:
+        row_step = ir.Constant(_WORD, 8 * LANES)
+    else:
+        row_step = cgutils.unpack_tuple(builder, array.strides)[0]
+    offset = builder.add(builder.mul(row, row_step), builder.mul(at, ir.Constant(_WORD, 8)))
     start = builder.ptrtoint(array.data, _WORD)
     return builder.inttoptr(builder.add(start, offset), _VECTOR.as_pointer())
 
@@ -78,7 +81,8 @@ def _row_pointer(context, builder, array_type, array, row, at):
 def _swap_rounds(distances: tuple[int, int, int]):
     """An intrinsic that swaps blocks at three distances among eight rows, distances[2] rows apart.
 
-    It reads them from a tile set and writes them to the same rows of `out`, eight words from word `at`.
+    It reads them from a tile set and writes them to the same rows of `out`, eight words from word `at`;
+    out may be the tile set itself, at = 0.
     """
 
     @intrinsic
@@ -125,12 +129,12 @@ def new_tile_sets(count: int) -> np.ndarray:
 def transpose_tiles_into(tiles: np.ndarray, out: np.ndarray, at: int) -> None:
     """Write row k of the transpose of tile t to out[k, at + t]; the tile set is used up.
 
-    out: uint64 (64, >= at + 8), unit inner stride.  Six rounds of block swaps (Warren, Hacker's Delight,
-    section 7-3), three a trip through memory.
+    out: uint64 (64, >= at + 8), unit inner stride, or the tile set itself (seen as such, not reshaped:
+    a reshape costs half the rate).  Six rounds of block swaps (Warren, Hacker's Delight, section 7-3),
+    three a trip through memory.
     """
-    in_place = tiles.reshape((64, LANES))
     for k in range(8):
-        _far_rounds(tiles, k, in_place, 0)
+        _far_rounds(tiles, k, tiles, 0)
     for k in range(0, 64, 8):
         _near_rounds(tiles, k, out, at)
 
@@ -138,7 +142,7 @@ def transpose_tiles_into(tiles: np.ndarray, out: np.ndarray, at: int) -> None:
 @inline
 def transpose_tiles(tiles: np.ndarray) -> None:
     """Transpose the eight tiles of a tile set in place."""
-    transpose_tiles_into(tiles, tiles.reshape((64, LANES)), 0)
+    transpose_tiles_into(tiles, tiles, 0)
 
 
 @inline
