@@ -6,11 +6,10 @@ pass; what is missing is asked for again until it has come.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from receiver.check import END_FOUND, Count, judge, reasons_text
+from receiver.requests import Requests
 from streamdsb.errors import RunFailed
 from streamdsb.feedback import MAX_RANGES, FeedbackWriter
 from streamdsb.jit import inline, kernel
@@ -23,9 +22,8 @@ _ACCEPTED, _DUPLICATE, _MISPLACED, _WRONG_PASS = (
 )
 _LATE, _CORRUPT, _OVERRUN = int(Count.LATE), int(Count.CORRUPT), int(Count.OVERRUN)
 
-_SHORTEST_PATIENCE_S = 0.002
-_FIRST_PATIENCE_S = 0.02
-_LONGEST_PATIENCE_S = 0.5
+_SHORTEST_SILENCE_S = 0.002
+"""How long a sender that repeats itself waits for an answer, so that not every frame gets one."""
 
 
 @inline
@@ -144,14 +142,14 @@ class Window:
         self._run = run
         self._pass = 0
         self._window = window
-        self._most_resent = int(budget * self.expected) + 64 * window
+        self._most_resent = int(budget * self.expected) + 4 * window
         self._state = np.zeros(4, np.int64)
         self._added = np.zeros(ceil_div(window, 64) + 1, np.uint64)
         self._accepted = np.empty(burst_frames, np.int32)
         self._sums = np.empty(burst_frames, np.uint32)
         self._ranges = np.empty((MAX_RANGES, 2), np.int64)
         self._writer = FeedbackWriter(run, queue)
-        self._patience_s = _FIRST_PATIENCE_S
+        self._requests = Requests()
         self.counts = np.zeros(len(Count), np.int64)
         """Frames of the current pass by what happened to them, int64 (len(Count),)."""
         self.resent = 0
@@ -165,10 +163,7 @@ class Window:
         self.counts[:] = 0
         self.resent = 0
         self._acknowledged = 0
-        self._asked_up_to = 0
-        self._base_seen = 0
-        self._base_since = math.inf
-        self._timed: tuple[int, float] | None = None
+        self._requests.begin_pass()
         self._answered = 0.0
         self._pass_acknowledged = False
 
@@ -204,53 +199,24 @@ class Window:
             self._pass_acknowledged = True
             self._state[_REPEATED] = 0
             return self._writer.pass_ack(self._pass, self.expected)
-        missing = self._due(now)
-        base = int(self._state[_BASE])
-        asked_for_word = self._state[_REPEATED] and now >= self._answered + _SHORTEST_PATIENCE_S
-        if not len(missing) and not asked_for_word and base < self._acknowledged + self._window // 4:
-            return None
-        self._acknowledged, self._answered = base, now
-        self._state[_REPEATED] = 0
-        return self._writer.resend(self._pass, base, missing)
-
-    def _due(self, now: float) -> np.ndarray:
-        """Ranges to ask for: gaps not asked for yet, or all when patience with the first is at an end."""
         base, highest = int(self._state[_BASE]), int(self._state[_HIGHEST])
-        if base > self._base_seen:
-            self._base_seen, self._base_since = base, now
-            if self._timed is not None and base > self._timed[0]:
-                self._patience_s = self._within_limits(self._patience_s / 2 + now - self._timed[1])
-                self._timed = None
-        missing = self._missing(max(base, self._asked_up_to), highest)
-        if len(missing):
-            first = int(missing[0, 0])
-            if first == base:
-                self._base_since = now
-            if self._timed is None:
-                self._timed = (first, now)
-        elif now >= self._base_since + self._patience_s:
-            missing = self._missing(base, highest)
-            if len(missing):
-                # an answer could now be to either request
-                self._timed = None
-                self._base_since = now
-                self._patience_s = self._within_limits(2 * self._patience_s)
-        if len(missing) == MAX_RANGES:
-            highest = int(missing[-1].sum())
-        self._asked_up_to = max(self._asked_up_to, highest)
+        accepted = int(self.counts[Count.ACCEPTED])
+        missing = self._requests.due(now, base, highest, accepted, self._missing)
         self.resent += int(missing[:, 1].sum())
         if self.resent > self._most_resent:
             raise RunFailed(
                 f"{self.fault()}: {self.resent} frames were asked for again (stream.resend_budget)"
             )
-        return missing
+        is_asked = self._state[_REPEATED] and now >= self._answered + _SHORTEST_SILENCE_S
+        if not len(missing) and not is_asked and base < self._acknowledged + self._window // 4:
+            return None
+        self._acknowledged, self._answered = base, now
+        self._state[_REPEATED] = 0
+        return self._writer.resend(self._pass, base, missing)
 
     def _missing(self, first: int, stop: int) -> np.ndarray:
-        return self._ranges[: _find_missing(self._added, int(self._state[_BASE]), first, stop, self._ranges)]
-
-    @staticmethod
-    def _within_limits(patience_s: float) -> float:
-        return min(max(patience_s, _SHORTEST_PATIENCE_S), _LONGEST_PATIENCE_S)
+        base = int(self._state[_BASE])
+        return self._ranges[: _find_missing(self._added, base, max(first, base), stop, self._ranges)]
 
     @property
     def ended(self) -> bool:

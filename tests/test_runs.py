@@ -38,7 +38,7 @@ def test_vectors_of_two_spins(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "udp"])
 def test_vectors_of_a_thousand_spins(transport: str, tmp_path: Path) -> None:
     config = config_of(n=1000, replicas=4, updates=20, **stream(transport=transport))
     records = run_in_threads(config, tmp_path / "run")
@@ -67,6 +67,7 @@ def test_sizes(source: str, n: int, tmp_path: Path) -> None:
         ("mattis", 32_257, "tcp", 2, 64),
         ("random", 32_257, "shm", 8, 1024),
         ("random", 33_001, "tcp", 1, 256),
+        ("random", 33_001, "udp", 4, 64),
     ],
 )
 def test_sizes_around_a_column_block(
@@ -89,7 +90,7 @@ def test_replicas(source: str, replicas: int, tmp_path: Path) -> None:
     assert_records(config_of(source, 300, replicas=replicas, updates=8), tmp_path)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "udp"])
 @pytest.mark.parametrize("burst_frames", [1, 7, 64, 256, 1024])
 @pytest.mark.parametrize("queues", [1, 2, 8])
 def test_queues_and_bursts(queues: int, burst_frames: int, transport: str, tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_queues_and_bursts(queues: int, burst_frames: int, transport: str, tmp_p
     assert_records(config, tmp_path)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "udp"])
 @pytest.mark.parametrize(("sending", "receiving"), [(1, 2), (2, 1), (2, 2), (4, 8)])
 def test_threads(sending: int, receiving: int, transport: str, tmp_path: Path) -> None:
     config = config_of(

@@ -82,11 +82,48 @@ def test_a_gap_is_asked_for_at_once_and_again_after_a_while() -> None:
     take(window, 0, 1, 4, 5, 7)
     assert asked_for(window, 0.0) == [2, 3, 6]
     assert asked_for(window, 0.001) is None
-    assert asked_for(window, 0.03) == [2, 3, 6]
-    assert asked_for(window, 0.05) is None, "the second time it waits longer"
+    assert asked_for(window, 0.025) == [2, 3, 6]
+    assert asked_for(window, 0.05) == [2, 3, 6]
+    assert asked_for(window, 0.08) is None, "nothing has come: it waits longer"
     take(window, 3, 2)
-    assert asked_for(window, 0.08) is None
-    assert window.resent == 6
+    assert asked_for(window, 0.1) == [6]
+    assert window.resent == 10
+
+
+def test_each_gap_is_asked_for_again_in_its_own_time() -> None:
+    window = new_window()
+    take(window, 0, 2)
+    assert asked_for(window, 0.0) == [1]
+    take(window, 5)
+    assert asked_for(window, 0.015) == [3, 4]
+    assert asked_for(window, 0.025) == [1]
+    assert asked_for(window, 0.03) is None
+    assert asked_for(window, 0.04) == [3, 4]
+
+
+def test_who_fills_gaps_quickly_is_asked_again_soon() -> None:
+    window = new_window()
+    for turn in range(20):
+        now = float(turn)
+        take(window, 2 * turn + 1)
+        assert asked_for(window, now) == [2 * turn]
+        take(window, 2 * turn)
+        window.answer(now + 0.001)
+    take(window, 41)
+    assert asked_for(window, 30.0) == [40]
+    assert asked_for(window, 30.001) is None
+    assert asked_for(window, 30.005) == [40]
+
+
+def test_more_gaps_than_a_request_holds_are_asked_for_one_after_another() -> None:
+    window = new_window(4096)
+    take(window, END)
+    numbers = list(range(1, END, 2))
+    take(window, *numbers)
+    asked: list[int] = []
+    for turn in range(3):
+        asked += asked_for(window, 0.001 * turn) or []
+    assert asked == list(range(0, END, 2))
 
 
 def test_only_new_gaps_are_asked_for_meanwhile() -> None:
