@@ -10,14 +10,18 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 import generator.main
 import receiver.main
@@ -35,9 +39,14 @@ from validation import oracle
 
 RUN_ID = 0x1234_5678
 HANG_S = 60.0
+END_S = 20.0
+"""Processes end within 5 s of a fault; only four times that is called a hang, as machines may be busy."""
 
 COMMAND = [str(Path(sys.executable).with_name("streamdsb"))]
 """The command line as it is installed beside this Python."""
+
+_MARK = "STREAMDSB_TEST_MARK"
+"""In the environment of all processes of a run that is started."""
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 """Starts ranks; `mpich` from PyPI installs it beside this Python."""
@@ -172,11 +181,14 @@ def run_in_threads(config: Config, out: Path, field: np.ndarray | None = None) -
 
 
 def start_command(
-    *arguments: str | Path, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+    *arguments: str | Path,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    launcher: Sequence[str | Path] = (),
 ) -> subprocess.Popen[str]:
-    """Start `streamdsb` with `arguments`; its standard output and error are pipes."""
+    """Start `streamdsb` with `arguments`, by `launcher`; its standard output and error are pipes."""
     return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)],
+        [*map(str, launcher), *COMMAND, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -196,6 +208,101 @@ def run_command(
         process.kill()
         raise
     return process.returncode, out, err
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float = HANG_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "hangs"
+        time.sleep(0.005)
+
+
+@dataclass
+class Started:
+    """The processes of one `streamdsb run`, alone or as ranks of mpiexec."""
+
+    command: subprocess.Popen[str]
+    out: Path
+    mark: str
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that is alive and was started for this run."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(_MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def of_role(self, role: str) -> psutil.Process:
+        """The process of `role`, once it has been started."""
+        if role == "coordinator":
+            return psutil.Process(self.command.pid)
+        found: list[psutil.Process] = []
+
+        def has_started() -> bool:
+            for process in psutil.Process(self.command.pid).children():
+                try:
+                    if process.cmdline()[2:4] == ["-m", role]:
+                        found.append(process)
+                except (psutil.Error, IndexError):
+                    continue
+            return bool(found)
+
+        wait_until(has_started)
+        return found[0]
+
+    def recorded(self) -> str:
+        path = self.out / "records.jsonl"
+        return path.read_text() if path.exists() else ""
+
+    def passes(self) -> int:
+        return self.recorded().count("\n")
+
+    def wait_for_passes(self, count: int) -> None:
+        wait_until(lambda: self.passes() >= count or self.command.poll() is not None)
+        assert self.passes() >= count, self.command.communicate()
+
+    def kill(self, process: psutil.Process, last_pass: int) -> bool:
+        """Kill `process`; whether the run still had passes before it, so that its death has to be noticed."""
+        try:
+            process.suspend()  # the passes stand still while they are counted
+            is_missed = self.passes() <= last_pass
+            process.kill()
+        except psutil.NoSuchProcess:
+            return False
+        return is_missed
+
+    def end(self, timeout_s: float = END_S) -> tuple[int, str]:
+        """The exit status and standard error of the command, which has to end soon, as does all else."""
+        try:
+            _, err = self.command.communicate(timeout=timeout_s)
+        finally:
+            self.command.kill()
+        wait_until(lambda: not self.processes(), END_S)
+        return self.command.returncode, err
+
+
+@contextmanager
+def started_run(
+    folder: Path, config: Config, *settings: str, launcher: Sequence[str | Path] = ()
+) -> Iterator[Started]:
+    """A run of `config` with `settings` into folder/run; whatever is left of it in the end is killed."""
+    mark, out = uuid.uuid4().hex, folder / "run"
+    options = [word for setting in settings for word in ("--set", setting)]
+    path = written_config(folder, config)
+    command = start_command("run", path, *options, "--out", out, environment={_MARK: mark}, launcher=launcher)
+    run = Started(command, out, mark)
+    try:
+        yield run
+    finally:
+        left = run.processes()
+        for process in left:
+            process.kill()
+        command.communicate()
+    assert not left, "processes were left behind"
 
 
 def written_config(folder: Path, config: Config) -> Path:

@@ -1,13 +1,11 @@
 """Several receivers under mpiexec: the records do not depend on how many, and no failure is a hang."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -15,34 +13,26 @@ import psutil
 import pytest
 
 from streamdsb.config import Config
-from tests.harness import COMMAND, MPIEXEC, config_of, expected_records, run_command, written_config
+from tests.harness import (
+    COMMAND,
+    MPIEXEC,
+    Started,
+    config_of,
+    expected_records,
+    run_command,
+    started_run,
+    written_config,
+)
 from validation import oracle
 
 pytestmark = pytest.mark.mpi
 
 HANG_S = 30.0
-MARK = "STREAMDSB_TEST_MARK"
 LONG_RUN = config_of(n=2000, replicas=2, updates=100_000)
 
 
-@dataclass
-class Job:
+class Job(Started):
     """The ranks of one mpiexec."""
-
-    command: subprocess.Popen[str]
-    mark: str
-    out: Path
-
-    def processes(self) -> list[psutil.Process]:
-        """Everything that is alive and was started for this job."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
 
     def rank(self, number: int) -> psutil.Process:
         return next(
@@ -54,25 +44,6 @@ class Job:
     def generator(self, rank: int) -> psutil.Process:
         return self.rank(rank).children()[0]
 
-    def wait_for_passes(self, count: int) -> None:
-        records, deadline = self.out / "records.jsonl", time.monotonic() + 60
-        while not records.exists() or records.read_bytes().count(b"\n") < count:
-            assert self.command.poll() is None, self.command.communicate()
-            assert time.monotonic() < deadline, "hangs"
-            time.sleep(0.05)
-
-    def end(self, timeout_s: float = HANG_S) -> tuple[int, str]:
-        """Exit status and standard error of the job, which has to end soon and leave nobody behind."""
-        try:
-            _, err = self.command.communicate(timeout=timeout_s)
-        finally:
-            self.command.kill()
-        deadline = time.monotonic() + HANG_S
-        while self.processes():
-            assert time.monotonic() < deadline, "processes were left behind"
-            time.sleep(0.05)
-        return self.command.returncode, err
-
 
 Start = Callable[..., Job]
 
@@ -80,25 +51,14 @@ Start = Callable[..., Job]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts jobs, and sees to it that nothing of them is left."""
-    jobs: list[Job] = []
+    with ExitStack() as jobs:
 
-    def start_job(ranks: int, config: Config, *settings: str) -> Job:
-        mark, out, path = uuid.uuid4().hex, tmp_path / "run", written_config(tmp_path, config)
-        options = [text for setting in settings for text in ("--set", setting)]
-        command = subprocess.Popen(
-            [MPIEXEC, "-n", str(ranks), *COMMAND, "run", path, *options, "--out", out],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, MARK: mark},
-        )
-        jobs.append(Job(command, mark, out))
-        return jobs[-1]
+        def start_job(ranks: int, config: Config, *settings: str) -> Job:
+            launcher: list[str | Path] = [MPIEXEC, "-n", str(ranks)]
+            run = jobs.enter_context(started_run(tmp_path, config, *settings, launcher=launcher))
+            return Job(run.command, run.out, run.mark)
 
-    yield start_job
-    for job in jobs:
-        for process in job.processes():
-            process.kill()
+        yield start_job
 
 
 def assert_records(job: Job, expected: str) -> str:

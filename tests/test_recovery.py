@@ -1,14 +1,13 @@
 """Recovery while running: processes that die are started again and the records are the same bytes."""
 
 import json
-import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.harness import config_of, run_in_threads, sentence_of, start_command, written_config
-from tests.test_faults import MARK, Started
+from tests.harness import Started, config_of, run_in_threads, sentence_of, started_run
 
 RUN = config_of(n=5000, replicas=2, updates=200)
 END_S = 60.0
@@ -23,30 +22,14 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
     """Start RUN with these settings; whatever it started is gone afterwards."""
-    runs = []
-
-    def start(*settings: str) -> Started:
-        mark, out = uuid.uuid4().hex, tmp_path / "run"
-        options = [word for setting in settings for word in ("--set", setting)]
-        config = written_config(tmp_path, RUN)
-        command = start_command("run", config, *options, "--out", out, environment={MARK: mark})
-        runs.append(Started(command, out, mark))
-        return runs[0]
-
-    yield start
-    left = [process for run in runs for process in run.processes()]
-    for process in left:
-        process.kill()
-    assert not left, "processes were left behind"
+    with ExitStack() as runs:
+        yield lambda *settings: runs.enter_context(started_run(tmp_path, RUN, *settings))
 
 
 def kill(run: Started, role: str, passes: int) -> None:
     """Kill the process of `role` in the middle of a run that has recorded some more passes by then."""
     run.wait_for_passes(passes)
-    process = run.of_role(role)
-    process.suspend()
-    assert run.passes() <= RUN.solver.updates, "the run was over before the kill"
-    process.kill()
+    assert run.kill(run.of_role(role), RUN.solver.updates), "the run was over before the kill"
 
 
 def restarted(run: Started) -> list[int]:

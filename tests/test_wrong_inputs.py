@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.harness import config_of, run_command, sentence_of, written_config
+from streamdsb.config import Config
+from streamdsb.errors import UserError
+from tests.harness import config_of, run_command, run_in_threads, sentence_of, written_config
 
 
 def refused(config: Path, out: Path) -> str:
@@ -44,3 +46,63 @@ def test_fields(field: np.ndarray, words: str, tmp_path: Path) -> None:
     config = config_of(n=100, problem={"field": str(tmp_path / "h.npy")})
     assert words in refused(written_config(tmp_path, config), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            ["problem.n=100000000", "solver.replicas=1024"],
+            ["GB", "problem.n = 100000000", "solver.replicas = 1024"],
+        ),
+        (["problem.source=file", "problem.path=none.npy"], ["none.npy does not exist"]),
+        (
+            ["problem.source=python", "problem.path=nothing:Here"],
+            ["problem.path nothing:Here", "ModuleNotFound"],
+        ),
+        (["problem.field=none.npy"], ["problem.field", "none.npy does not exist"]),
+        (["solver.updates=0"], ["solver.updates", "from 1 to 2147483647"]),
+    ],
+)
+def test_what_cannot_run_leaves_nothing_behind(settings: list[str], words: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "problem: {source: mattis, n: 100}\n" if "none.npy" in settings[0] else "problem: {n: 100}\n"
+    )
+    options = [text for setting in settings for text in ("--set", setting)]
+    status, _, err = run_command("run", path, *options, "--out", tmp_path / "run", cwd=tmp_path)
+    assert status == 2, err
+    assert all(word in sentence_of(err) for word in words), err
+    assert "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_configuration(tmp_path: Path) -> None:
+    status, _, err = run_command("run", tmp_path / "none.yaml", "--out", tmp_path / "run")
+    assert status == 2
+    assert "none.yaml" in sentence_of(err)
+    assert not (tmp_path / "run").exists()
+
+
+def _file_config(path: Path, couplings: np.ndarray, **problem: object) -> Config:
+    np.save(path / "couplings.npy", couplings)
+    return config_of("file", len(couplings), problem={"path": str(path / "couplings.npy"), **problem})
+
+
+def test_asymmetric_couplings_end_the_run(tmp_path: Path) -> None:
+    couplings = np.ones((300, 300), np.int8)
+    couplings[200, 7] = -1
+    with pytest.raises(UserError, match=r"J\[7, 200\] is \+1, but J\[200, 7\] is -1"):
+        run_in_threads(_file_config(tmp_path, couplings), tmp_path / "run")
+
+
+def test_couplings_other_than_plus_and_minus_one_end_the_run(tmp_path: Path) -> None:
+    couplings = np.ones((300, 300), np.int8)
+    couplings[299, 7] = 0
+    with pytest.raises(UserError, match=r"J\[299, 7\] is 0"):
+        run_in_threads(_file_config(tmp_path, couplings), tmp_path / "run")
+
+
+def test_a_field_of_another_length(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"problem.field has shape \(99,\), but n is 100"):
+        run_in_threads(config_of(n=100), tmp_path / "run", np.zeros(99, np.int32))
