@@ -300,6 +300,18 @@ def pipeline(n: int, output: Path | None) -> None:
 
 
 @bench.command()
+@click.option("--n", type=click.IntRange(64, 1_000_000), default=40_000, show_default=True)
+@click.option(
+    "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
+)
+def links(n: int, output: Path | None) -> None:
+    """Passes over UDP, undisturbed and with losses, beside a plain sender of the same frames."""
+    from validation.bench_links import main as measure
+
+    measure(n, output)
+
+
+@bench.command()
 @click.option(
     "--only",
     default="accumulate,synthesize,run,host,peer",

@@ -23,7 +23,7 @@ _BYTES_SET_ASIDE = 9216
 """What Linux charges a socket's buffer for one frame; 8448 were seen."""
 _FEEDBACK_FRAMES = 16
 
-_SEGMENTS = 15
+SEGMENTS = 15
 """Frames that the system takes as one message, up to 64 KiB, and sends as a datagram each."""
 
 # of Linux, where the socket module does not name them
@@ -47,7 +47,7 @@ def _aim_at_frames(
 
 
 @kernel("int64(int64, uint64[:, ::1], int64, int64)")
-def _send(descriptor: int, headers: np.ndarray, first: int, stop: int) -> int:
+def send(descriptor: int, headers: np.ndarray, first: int, stop: int) -> int:
     """Send messages `first` to `stop` - 1; the first that the system did not take."""
     while first < stop:
         taken = send_some(descriptor, headers, first, stop - first)
@@ -58,7 +58,7 @@ def _send(descriptor: int, headers: np.ndarray, first: int, stop: int) -> int:
 
 
 @kernel("int64(int64, uint64[:, ::1], uint64[:, ::1])")
-def _receive(descriptor: int, headers: np.ndarray, frames: np.ndarray) -> int:
+def receive(descriptor: int, headers: np.ndarray, frames: np.ndarray) -> int:
     """Receive whole frames, as many as have come; how many. What is no frame is cleared."""
     count = max(0, receive_some(descriptor, headers, frames.shape[0]))
     for i in range(count):
@@ -67,10 +67,10 @@ def _receive(descriptor: int, headers: np.ndarray, frames: np.ndarray) -> int:
     return count
 
 
-KERNELS = (_aim_at_frames, _send, _receive)
+KERNELS = (_aim_at_frames, send, receive)
 
 
-class _Messages:
+class Messages:
     """Frames in memory and the message headers that the system calls take for them."""
 
     def __init__(self, count: int) -> None:
@@ -115,6 +115,15 @@ def connect_socket(opened: socket.socket, host: str, port: int) -> None:
         )
 
 
+def segment(connected: socket.socket) -> bool:
+    """Let a message of several frames be sent as a datagram each; False if the system is too old for it."""
+    try:
+        connected.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, FRAME_BYTES)
+    except OSError:
+        return False
+    return True
+
+
 class _UdpEnd:
     capabilities = Capabilities(lossless=False, ordered=False, copies_padding=True, guards_payload=False)
 
@@ -138,13 +147,10 @@ class UdpSender(_UdpEnd):
     def __init__(self, connected: socket.socket, burst_frames: int, window: int) -> None:
         super().__init__(connected)
         self.window = window
-        self._out = _Messages(burst_frames)
-        self._back = _Messages(_FEEDBACK_FRAMES)
+        self._out = Messages(burst_frames)
+        self._back = Messages(_FEEDBACK_FRAMES)
         self._sent, self._committed = 0, 0
-        self._segments = 1
-        with suppress(OSError):  # an old system takes a frame at a time
-            connected.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, FRAME_BYTES)
-            self._segments = _SEGMENTS
+        self._segments = SEGMENTS if segment(connected) else 1
 
     def acquire(self) -> np.ndarray | None:
         return self._out.frames if self._flush() else None
@@ -154,7 +160,7 @@ class UdpSender(_UdpEnd):
         self._flush()
 
     def feedback(self) -> np.ndarray | None:
-        count = _receive(self._descriptor, self._back.headers, self._back.frames)
+        count = receive(self._descriptor, self._back.headers, self._back.frames)
         return self._back.frames[:count] if count else None
 
     def arm(self) -> bool:
@@ -166,7 +172,7 @@ class UdpSender(_UdpEnd):
 
     def _flush(self) -> bool:
         """Send what the socket takes; True once nothing is left."""
-        self._sent = _send(self._descriptor, self._out.headers, self._sent, self._committed)
+        self._sent = send(self._descriptor, self._out.headers, self._sent, self._committed)
         return self._sent == self._committed
 
 
@@ -179,13 +185,13 @@ class UdpReceiver(_UdpEnd):
         super().__init__(connected)
         granted = connected.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         self.window = max(1, granted // _BYTES_SET_ASIDE)
-        self._in = _Messages(burst_frames)
-        self._back = _Messages(1)
+        self._in = Messages(burst_frames)
+        self._back = Messages(1)
         self._held = 0
 
     def receive(self) -> np.ndarray | None:
         if not self._held:
-            self._held = _receive(self._descriptor, self._in.headers, self._in.frames)
+            self._held = receive(self._descriptor, self._in.headers, self._in.frames)
         return self._in.frames[: self._held] if self._held else None
 
     def release(self) -> None:
@@ -194,7 +200,7 @@ class UdpReceiver(_UdpEnd):
     def answer(self, frames: np.ndarray) -> None:
         for frame in frames:
             self._back.frames[0] = frame
-            _send(self._descriptor, self._back.headers, 0, 1)
+            send(self._descriptor, self._back.headers, 0, 1)
 
     def arm(self) -> bool:
         return not self._held

@@ -1,0 +1,223 @@
+"""Frames over links that may lose them: a plain sender of datagrams, and whole passes, in one run.
+
+The plain pair sends the same frames in the same batches with sendmmsg, receives them with recvmmsg and does
+nothing else.  A pass over the link synthesizes random couplings, writes and verifies checksums, keeps the
+window and accumulates.  All are two processes on this machine; rates are bytes of payload a second, the
+median of several turns taken alternately, since the speed of a shared host drifts.  For the passes that lose
+frames, a part of them, drawn anew each time, is made unreadable on its way out.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import select
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from generator.resend import LossyFeeder
+from generator.send import send_pass, serve_until_acknowledged
+from generator.source import RandomCouplings
+from receiver.accumulate_cpu import CpuAccumulator
+from receiver.check import FrameCheck
+from receiver.recv import LossyQueueIntake, receive_pass
+from receiver.window import Window
+from streamdsb.frame import FrameType, empty_frames, write_headers
+from streamdsb.layout import PAYLOAD_BYTES, Layout
+from streamdsb.machine import describe_machine
+from streamdsb.payload_checksum import checksums, write_checksums
+from streamdsb.queues import udp
+from streamdsb.queues.udp import SEGMENTS, UdpReceiver, UdpSender
+
+_RUN, _WINDOW, _BURST, _TIMEOUT_S = 1, 4096, 256, 60.0
+_TURNS = 5
+_LOST = 0.01
+
+Figures = dict[str, Any]
+
+
+class LosingSender(UdpSender):
+    """A sender on whose link a part of all frames becomes unreadable."""
+
+    lost = 0.0
+
+    def commit(self, count: int) -> None:
+        if self.lost:
+            frames = self._out.frames[:count]
+            frames[np.random.default_rng().random(count) < self.lost, 1] = 0
+        super().commit(count)
+
+
+def main(n: int, output: Path | None) -> None:
+    """Measure, print a table and write JSON."""
+    machine = describe_machine()
+    print(f"{machine['cpu']}, {os.cpu_count()} cores, n = {n:,}, B = 8; GB/s of payload over loopback\n")
+    layout = Layout(n, 8, 1)
+    turns: dict[str, list[float]] = {}
+    for _ in range(_TURNS):
+        for name, measure in {
+            "plain sendmmsg and recvmmsg": lambda: _plain_rate(layout.frames_per_pass, 1),
+            f"the same, {SEGMENTS} frames a message": lambda: _plain_rate(layout.frames_per_pass, SEGMENTS),
+            "udp": lambda: _pass_rate(layout, 0.0),
+            f"udp, {_LOST:.0%} of the frames lost": lambda: _pass_rate(layout, _LOST),
+        }.items():
+            turns.setdefault(name, []).append(measure())
+    rates = {name: statistics.median(values) for name, values in turns.items()}
+    plain, _, whole, lossy = rates.values()
+    for name, rate in rates.items():
+        spread = f"{min(turns[name]) / 1e9:.2f} to {max(turns[name]) / 1e9:.2f}"
+        print(f"  {name:44} {rate / 1e9:8.2f}   ({spread})")
+    print(f"  {'udp, of the plain pair':44} {whole / plain:8.0%}")
+    print(f"  {'what the loss costs of the pass time':44} {whole / lossy - 1:8.0%}\n")
+    stages = dict(_stages())
+    for name, rate in stages.items():
+        print(f"  {name:44} {rate / 1e9:8.2f}")
+    if output is not None:
+        figures: Figures = {
+            "command": " ".join(["streamdsb", *sys.argv[1:]]),
+            "machine": machine,
+            "versions": {name: version(name) for name in ("streamdsb", "numpy", "numba", "llvmlite")},
+            "n": n,
+            "turns": turns,
+            "rates": rates,
+            "share_of_plain": whole / plain,
+            "cost_of_loss": whole / lossy - 1,
+            "stages": stages,
+        }
+        output.write_text(json.dumps(figures, indent=2) + "\n")
+        print(f"\nwritten to {output}")
+
+
+def _stages() -> dict[str, float]:
+    """What is done to each frame besides, on one core, as payload a second."""
+    layout, frames = Layout(_BURST, 1, 1), empty_frames(_BURST)
+    write_headers(frames, int(FrameType.TILE), _RUN, 0, 0, 0, 0, 0, _BURST)
+    write_checksums(frames)
+    sums = np.empty(_BURST, np.uint32)
+    rows = layout.rows
+    check = FrameCheck(layout, 0, rows, _RUN, _BURST)
+    window = Window(layout, 0, rows, _RUN, _BURST, _WINDOW, 1.0)
+
+    def take(taker: FrameCheck | Window) -> Callable[[], None]:
+        def once() -> None:
+            taker.begin_pass(0)
+            assert len(taker.accept(frames)) == _BURST
+
+        return once
+
+    return {
+        "sequence check, lossless": _rate(take(check)),
+        "window, checksums verified": _rate(take(window)),
+        "checksums alone": _rate(lambda: checksums(frames, sums)),
+    }
+
+
+def _rate(work: Callable[[], None]) -> float:
+    """Payload a second of `work` on a burst, the median of many."""
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return _BURST * PAYLOAD_BYTES / statistics.median(times)
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets."""
+    ends = [udp.open_socket("127.0.0.1", _WINDOW) for _ in range(2)]
+    for own, other in (ends, ends[::-1]):
+        udp.connect_socket(own, "127.0.0.1", other.getsockname()[1])
+    return ends[0], ends[1]
+
+
+def _beside(work: Callable[[Connection], None]) -> tuple[multiprocessing.process.BaseProcess, Connection]:
+    """`work` in another process, with a pipe to it."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(theirs,))
+    process.start()
+    return process, ours
+
+
+def _plain_rate(frames: int, segments: int) -> float:
+    """Frames from one process to another by the system calls alone; what got lost does not count."""
+    sending, receiving = _pair()
+    messages = udp.Messages(_BURST)
+
+    def send(pipe: Connection) -> None:
+        if segments > 1:
+            udp.segment(sending)
+        batch = udp.Messages(_BURST)
+        whole = batch.aim(_BURST, segments)
+        for _ in range(frames // _BURST):
+            sent = 0
+            while sent < whole:
+                sent = udp.send(sending.fileno(), batch.headers, sent, whole)
+                if sent < whole:
+                    select.select([], [sending], [])
+        pipe.send(None)
+
+    received, start, last = 0, 0.0, 0.0
+    process, pipe = _beside(send)
+    while True:
+        count = udp.receive(receiving.fileno(), messages.headers, messages.frames)
+        if count:
+            last = time.perf_counter()
+            start = start or last
+            received += count
+        elif not select.select([receiving], [], [], 0.2)[0] and pipe.poll():
+            break
+    process.join()
+    for end in (sending, receiving):
+        end.close()
+    return received * PAYLOAD_BYTES / (last - start)
+
+
+def _pass_rate(layout: Layout, lost: float) -> float:
+    """Whole passes from one process to another, the second of two."""
+    sending, receiving = _pair()
+    rows, cancelled = layout.rows, threading.Event()
+    receiver = UdpReceiver(receiving, _BURST)
+    room = min(_WINDOW, receiver.window)
+    source = RandomCouplings(layout.n, 42)
+
+    def send(pipe: Connection) -> None:
+        sender = LosingSender(sending, _BURST, room)
+        sender.lost = lost
+        feeder = LossyFeeder(0, rows, layout, _RUN, source, sender)
+        with suppress(EOFError):
+            while True:
+                feeder.begin_pass(pipe.recv(), None)
+                send_pass([feeder], _TIMEOUT_S, cancelled)
+                serve_until_acknowledged([feeder], pipe.poll, cancelled)
+
+    process, pipe = _beside(send)
+    window = Window(layout, 0, rows, _RUN, _BURST, room, 10.0)
+    accumulator = CpuAccumulator(layout, rows)
+    signs = np.random.default_rng(0).integers(0, 2**64, (layout.replicas, layout.bitmap_words), np.uint64)
+    seconds = 0.0
+    for k in range(2):
+        window.begin_pass(k)
+        accumulator.begin_pass(signs)
+        start = time.perf_counter()
+        pipe.send(k)
+        receive_pass([LossyQueueIntake(receiver, window)], accumulator, _TIMEOUT_S, cancelled)
+        seconds = time.perf_counter() - start
+    pipe.close()
+    process.kill()
+    process.join()
+    for end in (sending, receiving):
+        end.close()
+    return layout.payload_per_pass / seconds
