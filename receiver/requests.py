@@ -12,6 +12,8 @@ from streamdsb.feedback import MAX_RANGES
 _SHORTEST_PATIENCE_S = 0.002
 _FIRST_PATIENCE_S = 0.02
 _LONGEST_PATIENCE_S = 0.5
+_BATCH_S = 0.002
+"""New gaps are asked for together, this often at most."""
 
 FindMissing = Callable[[int, int], np.ndarray]
 """The ranges of missing frames from one sequence number to before another, int64 (<= MAX_RANGES, 2)."""
@@ -33,6 +35,7 @@ class Requests:
         self._asked: deque[tuple[float, int, int]] = deque()
         self._asked_up_to = 0
         self._timed: tuple[float, int] | None = None
+        self._asked_at = -np.inf
         self._accepted = -1
 
     def due(self, now: float, base: int, highest: int, accepted: int, missing: FindMissing) -> np.ndarray:
@@ -51,10 +54,13 @@ class Requests:
                 self._despair(accepted)
         else:
             first = max(base, self._asked_up_to)
+            if now < self._asked_at + _BATCH_S:
+                highest = first
             ranges, stop = self._find(first, max(first, highest), missing)
             self._asked_up_to = stop
-            if len(ranges) and self._timed is None:
-                self._timed = now, int(ranges[0, 0])
+            if len(ranges):
+                self._asked_at = now
+                self._timed = self._timed or (now, int(ranges[0, 0]))
         if len(ranges):
             self._asked.append((now, int(ranges[0, 0]), stop))
         return ranges

@@ -122,7 +122,7 @@ def test_more_gaps_than_a_request_holds_are_asked_for_one_after_another() -> Non
     take(window, *numbers)
     asked: list[int] = []
     for turn in range(3):
-        asked += asked_for(window, 0.001 * turn) or []
+        asked += asked_for(window, 0.003 * turn) or []
     assert asked == list(range(0, END, 2))
 
 
@@ -131,7 +131,9 @@ def test_only_new_gaps_are_asked_for_meanwhile() -> None:
     take(window, 0, 2)
     assert asked_for(window, 0.0) == [1]
     take(window, 5)
-    assert asked_for(window, 0.001) == [3, 4]
+    assert asked_for(window, 0.001) is None, "gaps are asked for together"
+    take(window, 7)
+    assert asked_for(window, 0.003) == [3, 4, 6]
 
 
 def test_every_frame_is_added_once() -> None:
