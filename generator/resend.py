@@ -41,7 +41,7 @@ class LossyFeeder(QueueFeeder):
         self._lossy_sender = sender
         self._window = sender.window
         self._reader = FeedbackReader(run, queue, self._frames_per_pass)
-        self._again = TileMaker(source, rows)
+        self._again = TileMaker(source, rows, is_scattered=True)
         self._complete = True
 
     @property

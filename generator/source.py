@@ -7,12 +7,12 @@ import importlib.util
 import inspect
 import sys
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from generator.matrix_file import FileCouplings
-from generator.synthesize_cpu import fill_mattis, fill_random, mattis_bitmap
+from generator.synthesize_cpu import fill_mattis, fill_random, fill_random_row, mattis_bitmap
 from streamdsb.config import Problem
 from streamdsb.errors import UserError
 from streamdsb.frame import CouplingFormat
@@ -39,6 +39,14 @@ class CouplingSource(Protocol):
         """
 
 
+@runtime_checkable
+class RowSource(Protocol):
+    """A source that makes a single row for less than its group: frames that were lost are sent again so."""
+
+    def fill_row(self, row: int, column_block: int, out: np.ndarray) -> None:
+        """`fill` for any one row; out: uint64 (1, words)."""
+
+
 class RandomCouplings:
     """Independent ±1 couplings from a counter-based hash of the seed."""
 
@@ -51,6 +59,9 @@ class RandomCouplings:
 
     def fill(self, rows: RowRange, column_block: int, out: np.ndarray) -> None:
         fill_random(self._key, self.n, rows.start, column_block * BLOCK_WORDS, out.shape[1], out)
+
+    def fill_row(self, row: int, column_block: int, out: np.ndarray) -> None:
+        fill_random_row(self._key, self.n, row, column_block * BLOCK_WORDS, out)
 
 
 class MattisCouplings:
@@ -65,6 +76,9 @@ class MattisCouplings:
 
     def fill(self, rows: RowRange, column_block: int, out: np.ndarray) -> None:
         fill_mattis(self._eta, self.n, rows.start, column_block * BLOCK_WORDS, out.shape[1], out)
+
+    def fill_row(self, row: int, column_block: int, out: np.ndarray) -> None:
+        fill_mattis(self._eta, self.n, row, column_block * BLOCK_WORDS, out.shape[1], out)
 
 
 class PythonCouplings:

@@ -82,6 +82,29 @@ def fill_random(key: np.uint64, n: int, first_row: int, first_word: int, words: 
     _clear_padding(n, first_word, words, out)
 
 
+@kernel("void(uint64, int64, int64, int64, uint64[:, :])")
+def fill_random_row(key: np.uint64, n: int, row: int, first_word: int, out: np.ndarray) -> None:
+    """The same for one row, which need not start a group: out is uint64 (1, words), unit inner stride.
+
+    Below the diagonal each of its bits takes a hash, as all of a tile does.
+    """
+    words, group, column = row_of(out, 0), row // 64, np.uint64(row % 64)
+    for w in range(words.size):
+        above = hash_word(key, np.uint64(row), np.uint64(first_word + w))
+        if first_word + w > group:
+            words[w] = above
+            continue
+        below = np.uint64(0)
+        counter = key + np.uint64(64 * (first_word + w)) * A + np.uint64(group) * C
+        for k in range(64):
+            below |= ((mix(counter + np.uint64(k) * A) >> column) & _ONE) << np.uint64(k)
+        if first_word + w == group:
+            left_of_diagonal = (_ONE << column) - _ONE
+            below = (below & left_of_diagonal) | (_ONE << column) | (above & (_ALL << column << _ONE))
+        words[w] = below
+    _clear_padding(n, first_word, words.size, out)
+
+
 @kernel("uint64[::1](uint64, int64)")
 def mattis_bitmap(key: np.uint64, n: int) -> np.ndarray:
     """The Mattis signs eta, uint64 (ceil(n / 64),), bit 1 for +1, padding 0."""
@@ -119,4 +142,4 @@ def _clear_padding(n: int, first_word: int, words: int, out: np.ndarray) -> None
             out[r, words - 1] &= inside
 
 
-KERNELS = (fill_random, mattis_bitmap, fill_mattis)
+KERNELS = (fill_random, fill_random_row, mattis_bitmap, fill_mattis)

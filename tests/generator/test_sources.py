@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from generator.source import CouplingSource, open_source
+from generator.source import CouplingSource, MattisCouplings, RandomCouplings, open_source
 from streamdsb.config import Problem
 from streamdsb.errors import UserError
 from streamdsb.frame import CouplingFormat, empty_frames
@@ -169,6 +169,21 @@ def test_words(kind: str, n: int, tmp_path: Path) -> None:
             bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
             assert not bits[:, columns:].any(), "padding bits are set"
             assert (bits[:, :columns] == plus[:, block * 32_256 : block * 32_256 + columns]).all()
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 200, 1000, 32_300])
+@pytest.mark.parametrize("kind", [RandomCouplings, MattisCouplings])
+def test_one_row_is_that_of_its_group(kind: type[RandomCouplings | MattisCouplings], n: int) -> None:
+    source, layout = kind(n, 7), Layout(n, 1, 1)
+    for block in range(layout.column_blocks):
+        for start in {0, n // 128 * 64, (n - 1) // 64 * 64}:
+            rows = RowRange(start, min(start + 64, n))
+            group = np.zeros((len(rows), layout.words_in(block)), np.uint64)
+            source.fill(rows, block, group)
+            for row in range(rows.start, rows.stop):
+                one = np.full((1, layout.words_in(block)), 2**64 - 1, np.uint64)
+                source.fill_row(row, block, one)
+                assert (one[0] == group[row - rows.start]).all(), (row, block)
 
 
 @pytest.mark.parametrize("kind", KINDS)
