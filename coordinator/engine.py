@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from coordinator.outcome import Outcome, input_hash, require_same_input
-from coordinator.peers import Peers, is_news
+from coordinator.peers import Peer, Peers, is_news
 from coordinator.plan import Plan, bytes_text, duration_text
 from coordinator.progress import Display
 from coordinator.schedule import SaveSchedule
@@ -26,6 +26,7 @@ from streamdsb.errors import RunFailed, UserError
 from streamdsb.layout import PAYLOAD_BYTES
 from streamdsb.messages import (
     Begin,
+    Busy,
     Compiling,
     DeviceRing,
     Drop,
@@ -61,6 +62,12 @@ def welcome(channel: Channel, config: Config, run: int) -> None:
     channel.send(Welcome(config=config.model_dump(), digest=config.digest(), run=run))
 
 
+def described(config: Config) -> str:
+    """Which couplings a run streams, for messages about waiting for them."""
+    problem = config.problem
+    return f"problem.source {problem.source}" + (f", problem.path {problem.path}" if problem.path else "")
+
+
 class CoordinatorEngine:
     """Leads the peers of one run through all its passes."""
 
@@ -72,7 +79,10 @@ class CoordinatorEngine:
         self._timeout_s = config.stream.timeout_s + _MARGIN_S
         self._field: np.ndarray | None = None
         self._next_pass = 0
+        self._is_updating = False
+        """True while the receiver may or may not have left the state that entered the next pass."""
         self._schedule = SaveSchedule(config)
+        self._said: Busy | None = None
         self._expected_hash: str | None = None
         self.begun_anew: Counter[int] = Counter()
         """How often each pass was begun again because a process had died."""
@@ -88,8 +98,11 @@ class CoordinatorEngine:
         field_values: int32 (n,) or None; checkpoints: where to continue from, the newest first.
         """
         self._field = field_values
-        opened = self._await(Opened, "the generator to open the couplings", _START_TIMEOUT_S)
+        couplings = described(self.config)
+        opened = self._await(Opened, f"the generator to open the couplings of {couplings}", _START_TIMEOUT_S)
         self.config = self.config.with_n(opened.n)
+        for peer in self._peers.of_role("receiver"):
+            peer.channel.max_bytes = 8 * (self.config.solver.replicas + 1) * self.config.layout.bitmap_words
         if field_values is not None and field_values.shape != (opened.n,):
             raise UserError(
                 f"problem.field has shape {field_values.shape}, but n is {opened.n}: ({opened.n},) is needed"
@@ -110,16 +123,28 @@ class CoordinatorEngine:
         if self.config.stream.transport == "peer":
             ring = self._await(DeviceRing, "the receiver to allocate its ring", _START_TIMEOUT_S)
             self._peers.send(ring, "generator")
-        ready = [
-            self._await(Ready, "generator and receiver to compile", _START_TIMEOUT_S)
-            for _ in self._peers.members
-        ]
-        rate = min(message.payload_per_second for message in ready)
+        rate = self._await_ready()
         seconds = plan.seconds_per_pass(rate)
         self._display.say(
             f"expected {duration_text(seconds)} a pass and {duration_text(seconds * plan.passes)} in all, at"
             f" the {bytes_text(rate)}/s that the slower side reached alone"
         )
+
+    def _await_ready(self) -> float:
+        """The bytes of payload a second that the slower side reached alone."""
+        rates: dict[str, float] = {}
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while missing := [peer.hello.role for peer in self._peers.members if peer.hello.role not in rates]:
+            waiting_for = (
+                f"the {' and the '.join(missing)} to compile and to try how fast it is, with the couplings of"
+                f" {described(self.config)}"
+            )
+            peer, message = self._next(max(0.0, deadline - time.monotonic()), waiting_for)
+            if isinstance(message, Ready) and peer is not None:
+                rates[peer.hello.role] = message.payload_per_second
+            elif not is_news(message):
+                raise RunFailed(f"{type(message).__name__} came while waiting for {waiting_for}")
+        return min(rates.values())
 
     def _continue_from(self, restored: Restored) -> None:
         self._next_pass, self._expected_hash = restored.next_pass, restored.input_hash
@@ -144,10 +169,12 @@ class CoordinatorEngine:
             if sent.couplings_hash is not None:
                 self.outcome.couplings_hash = sent.couplings_hash
                 self._require_same_input()
+            self._is_updating = True
             self._peers.send(Finish(pass_index=k, advance=k < self.config.solver.updates), role="receiver")
             updated = self._await_update(k)
             directory.append_record(record_line(k, updated.two_energy, updated.checksum))
             self._next_pass = k + 1
+            self._is_updating = False
             total_s = time.perf_counter() - start
             directory.append_timing(self._timing(received, updated, total_s))
             self.outcome.add(updated.two_energy, received.receive_s, total_s)
@@ -160,10 +187,12 @@ class CoordinatorEngine:
     def save_before_leaving(self, directory: RunDirectory) -> None:
         """Drop the current pass and save the state that entered it.
 
-        Raises Interrupted if the user does not want to wait for that either.
+        Raises RunFailed if there is no such state any more, Interrupted if the user does not want to wait.
         """
         if self._next_pass > self.config.solver.updates:
             return
+        if self._is_updating:
+            raise RunFailed(f"the receiver has not finished pass {self._next_pass}")
         self._peers.send(Drop(), role="receiver")
         self._skip_to(Dropped, "the receiver to drop the pass", _DROP_TIMEOUT_S)
         self._save(directory)
@@ -173,9 +202,10 @@ class CoordinatorEngine:
     def _skip_to(self, kind: type[M], waiting_for: str, timeout_s: float) -> M:
         """The next message of `kind`; whatever comes before it does not matter any more."""
         deadline = time.monotonic() + timeout_s
-        while not isinstance(message := self._next(max(0.0, deadline - time.monotonic()), waiting_for), kind):
-            pass
-        return message
+        while True:
+            _, message = self._next(max(0.0, deadline - time.monotonic()), waiting_for)
+            if isinstance(message, kind):
+                return message
 
     def _save(self, directory: RunDirectory) -> None:
         path = path_of(directory.path.absolute(), self._next_pass)
@@ -183,8 +213,8 @@ class CoordinatorEngine:
         self._peers.send(order, role="receiver")
 
     def _await_update(self, k: int) -> Updated:
-        """The receiver's word that pass k is finished; an interrupt waits for it, it is near."""
-        with self._peers.interrupts_held():
+        """The receiver's word that pass k is finished; it is near, and whatever else happens waits for it."""
+        with self._peers.patient_with("receiver"):
             return self._await(Updated, f"the receiver to finish pass {k}", self._timeout_s)
 
     def _await_pass(self, k: int) -> tuple[PassSent, PassReceived]:
@@ -198,7 +228,7 @@ class CoordinatorEngine:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise RunFailed(f"waited {self._timeout_s:g} s for {waiting_for}")
-            message = self._next(remaining, waiting_for)
+            _, message = self._next(remaining, waiting_for)
             if isinstance(message, Progress):
                 if message.pass_index != k:
                     continue
@@ -209,7 +239,7 @@ class CoordinatorEngine:
             elif isinstance(message, PassReceived):
                 moved, received = True, message
             elif is_news(message):
-                moved = False
+                moved = isinstance(message, Busy)
             else:
                 raise RunFailed(f"{type(message).__name__} came in the middle of pass {k}")
             if moved:
@@ -241,13 +271,13 @@ class CoordinatorEngine:
         """The next message, which has to be of `kind`; news on the way there is shown to the user."""
         deadline = time.monotonic() + timeout_s
         while True:
-            message = self._next(max(0.0, deadline - time.monotonic()), waiting_for)
+            _, message = self._next(max(0.0, deadline - time.monotonic()), waiting_for)
             if isinstance(message, kind):
                 return message
             if not is_news(message):
                 raise RunFailed(f"{type(message).__name__} came while waiting for {waiting_for}")
 
-    def _next(self, timeout_s: float, waiting_for: str) -> BaseModel:
+    def _next(self, timeout_s: float, waiting_for: str) -> tuple[Peer | None, BaseModel]:
         peer, message, _ = self._peers.next(timeout_s, waiting_for)
         if isinstance(message, Saved):
             self.outcome.checkpoint_bytes.append(message.size)
@@ -256,4 +286,7 @@ class CoordinatorEngine:
             self._display.say(
                 f"{peer.hello.role}: compiling {message.what} (the first run on a machine takes some seconds)"
             )
-        return message
+        if isinstance(message, Busy) and peer is not None and message != self._said:
+            self._said = message
+            self._display.say(f"{peer.hello.role}: {message.what}")
+        return peer, message

@@ -154,4 +154,5 @@ def end_processes(peers: Peers) -> None:
             process.kill()
             process.wait()
     for peer in peers.members:
+        peer.channel.shutdown()
         peer.channel.close()

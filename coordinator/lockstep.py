@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from coordinator.engine import welcome
+from coordinator.engine import described, welcome
 from coordinator.launch import launch_generator
 from coordinator.outcome import Outcome, input_hash, require_same_input
 from coordinator.peers import Peers, is_news
@@ -109,7 +109,8 @@ class Lockstep:
         require_memory(config, sum(layout.of(part).state_bytes for part in beside))
         ends = launch_generator(config, self._peers)
         welcome(self._peers.members[0].channel, config, run_id)
-        self._await(Opened, "the generator to open the couplings", _START_TIMEOUT_S)
+        couplings = described(config)
+        self._await(Opened, f"the generator to open the couplings of {couplings}", _START_TIMEOUT_S)
         restored = None
         if checkpoints:
             restored = load_first_usable(checkpoints, config.n, config.solver.replicas, rows)
@@ -122,7 +123,8 @@ class Lockstep:
         self._receiver = CpuReceiver(config, run_id, field, queues, self._peers.trouble, rows)
         if restored:
             self._restore(restored)
-        ready = self._await(Ready, "the generator to compile", _START_TIMEOUT_S)
+        waiting_for = f"the generator to compile and to try how fast it is, with the couplings of {couplings}"
+        ready = self._await(Ready, waiting_for, _START_TIMEOUT_S)
         self._exchange.exchange(self.signs)
         rates = self._ranks.gather(min(ready.payload_per_second, self._receiver.measure_rate()))
         self._say_plan(min(rates))

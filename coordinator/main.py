@@ -143,6 +143,7 @@ class _Run:
 
     def lead(self, gather: Callable[[Peers], None]) -> RunResult:
         """Gather the processes, go through all passes, and see to it that nothing is left running."""
+        cause = ""
         with _signals(self._peers):
             try:
                 gather(self._peers)
@@ -151,11 +152,11 @@ class _Run:
                 self.engine.prepare(self._field, self.checkpoints)
                 result = self._pass_by_pass()
             except StreamdsbError as error:
-                self._peers.send(Stop(completed=False, cause=str(error)))
+                cause = str(error)
                 raise
             finally:
                 self.display.close()
-                self._peers.send(Stop(completed=False))
+                self._peers.call_off(cause)
                 end_processes(self._peers)
         for line in last_words(self.engine.config, self.engine.outcome, str(result.directory)):
             self.display.say(line)

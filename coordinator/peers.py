@@ -16,12 +16,14 @@ from pydantic import BaseModel
 
 from streamdsb.channel import Channel, PeerGone
 from streamdsb.errors import Interrupted, RunFailed, StreamdsbError, UserError
-from streamdsb.messages import Compiling, Failed, Farewell, Hello, Progress, Saved
+from streamdsb.messages import Busy, Compiling, Failed, Farewell, Hello, Progress, Saved, Stop
 
 M = TypeVar("M", bound=BaseModel)
 
-_HOLD_S = 2.0
-"""How long an interrupt may wait for what is near its end."""
+_PATIENCE_S = 2.0
+"""How long an interrupt or a failure may wait for what is near its end."""
+_STOP_S = 1.0
+"""How long to wait for a peer that does not take in that the run ends."""
 _ROOT_CAUSE_S = 1.0
 """How long to wait for the cause of a failure that looks like a consequence."""
 
@@ -97,7 +99,7 @@ class Peers:
     def __init__(self, trouble: threading.Event | None = None) -> None:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self.members: list[Peer] = []
-        self._holds_interrupts = False
+        self._patient_with: str | None = None
         self._held: _Event | None = None
         self._held_until = 0.0
         self.trouble = trouble or threading.Event()
@@ -127,47 +129,68 @@ class Peers:
         self.trouble.set()
 
     @contextmanager
-    def interrupts_held(self) -> Iterator[None]:
-        """Within, Ctrl-C or SIGTERM ends a wait only after a while, or if it comes again."""
-        self._holds_interrupts = True
+    def patient_with(self, role: str) -> Iterator[None]:
+        """Within, what ends a wait, but is not a failure of `role`, does so only after a while.
+
+        It ends the next wait if this one has come to a good end by then; a second signal is not put off.
+        """
+        self._patient_with = role
         try:
             yield
         finally:
-            self._holds_interrupts = False
+            self._patient_with = None
 
     def send(self, message: BaseModel, role: str | None = None, data: bytes = b"") -> None:
-        """Send to all peers, or to those of one role; a peer that is gone will be noticed by its silence."""
+        """Send to all peers, or to those of one role; a peer that is gone will be noticed by its silence.
+
+        Bytes, which may be many, are sent by a thread: nobody who takes them in slowly holds up the rest.
+        """
         for peer in self.members:
             if role is None or peer.hello.role == role:
-                try:
-                    peer.channel.send(message, data)
-                except PeerGone:
-                    continue
+                if data:
+                    _in_background(peer, message, data)
+                else:
+                    _send(peer, message)
+
+    def call_off(self, cause: str) -> None:
+        """Tell all why the run ends before its time; whoever does not take it in is not waited for."""
+        threads = [_in_background(peer, Stop(completed=False, cause=cause)) for peer in self.members]
+        deadline = time.monotonic() + _STOP_S
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def next(self, timeout_s: float, waiting_for: str) -> tuple[Peer | None, BaseModel, bytes]:
         """The next message and who sent it; raises the failure of anybody, RunFailed after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
             now = time.monotonic()
-            if self._held is not None and (not self._holds_interrupts or now > self._held_until):
-                event, self._held = self._held, None
-                raise _error_of(event)
             until = deadline if self._held is None else min(deadline, self._held_until)
+            if self._held is not None and (self._patient_with is None or now >= until):
+                event, self._held = self._held, None
+                raise self._cause(event)
             try:
                 event = self._events.get(timeout=max(0.0, until - now))
             except queue.Empty:
                 if self._held is not None:
                     continue
                 raise RunFailed(f"waited {timeout_s:g} s for {waiting_for}") from None
-            if isinstance(event.message, Interrupted) and self._holds_interrupts and self._held is None:
-                self._held, self._held_until = event, time.monotonic() + _HOLD_S
-                continue
             if isinstance(event.message, StreamdsbError | Failed):
-                raise self._cause(event)
+                if not self._puts_off(event):
+                    raise self._cause(event)
+                if self._held is None:
+                    self._held, self._held_until = event, time.monotonic() + _PATIENCE_S
+                continue
             if self.admits or not isinstance(event.message, Hello | TurnedAway):
                 return event.peer, event.message, event.data
             if event.peer is not None:
                 event.peer.turn_away("the run has begun without this process")
+
+    def _puts_off(self, event: _Event) -> bool:
+        if self._patient_with is None:
+            return False
+        if event.peer is None:
+            return self._held is None or not isinstance(self._held.message, Interrupted)
+        return event.peer.hello.role != self._patient_with
 
     def _read(self, peer: Peer) -> None:
         try:
@@ -208,6 +231,17 @@ class Peers:
         return _error_of(event)
 
 
+def _send(peer: Peer, message: BaseModel, data: bytes = b"") -> None:
+    with suppress(PeerGone):
+        peer.channel.send(message, data)
+
+
+def _in_background(peer: Peer, message: BaseModel, data: bytes = b"") -> threading.Thread:
+    thread = threading.Thread(target=_send, args=(peer, message, data), daemon=True)
+    thread.start()
+    return thread
+
+
 def _is_consequence(event: _Event) -> bool:
     return isinstance(event.message, Failed) and event.message.is_consequence
 
@@ -228,4 +262,4 @@ def _error_of(event: _Event) -> StreamdsbError:
 
 def is_news(message: BaseModel) -> bool:
     """True for messages that only tell the user how far things are."""
-    return isinstance(message, Progress | Compiling | Saved)
+    return isinstance(message, Progress | Compiling | Busy | Saved)

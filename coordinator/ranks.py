@@ -27,7 +27,6 @@ from streamdsb.checkpoint import newest_usable
 from streamdsb.communicator import Communicator
 from streamdsb.config import Config
 from streamdsb.errors import Interrupted, StreamdsbError
-from streamdsb.messages import Stop
 from streamdsb.run_directory import RECORDS, TIMINGS, RunDirectory, check_free, read_lines
 from streamdsb.worker import Cancelled
 
@@ -100,7 +99,7 @@ def run_ranks(
         raise peers.cause_of(Interrupted("called off")) from None
     finally:
         display.close()
-        peers.send(Stop(completed=False))
+        peers.call_off("")
         end_processes(peers)
     if receivers.rank == 0:
         for line in last_words(config, lockstep.outcome, str(out)):

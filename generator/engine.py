@@ -11,10 +11,11 @@ from generator.symmetry import SymmetryCheck
 from streamdsb.config import Config
 from streamdsb.frame import empty_frames
 from streamdsb.layout import GROUP_ROWS, HEADER_WORDS, PAYLOAD_BYTES, RowRange
-from streamdsb.messages import Begin, PassSent, Ready
+from streamdsb.messages import Begin, Busy, PassSent, Ready
 from streamdsb.queues import FrameSender
-from streamdsb.worker import Control, Shares, shortest_time
+from streamdsb.worker import Control, Shares, every, shortest_time
 
+_BUSY_S = 1.0
 _TRIAL_ROWS = 4 * GROUP_ROWS
 
 
@@ -62,6 +63,9 @@ class GeneratorEngine:
         self._shares.each(lambda share: send_pass(share, timeout_s, self._control.cancelled))
         couplings_hash = tile_sums = None
         if symmetry and self._layout.own_rows is None:
+            if symmetry.sums[0] != symmetry.sums[1]:
+                searching = Busy(what="looking for the first couplings that are not symmetric")
+                every(_BUSY_S, lambda: self._control.send(searching))
             couplings_hash = symmetry.finish(self._source, f"problem.path {self._config.problem.path}")
         elif symmetry:
             tile_sums = symmetry.sums

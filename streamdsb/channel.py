@@ -18,7 +18,6 @@ from streamdsb.messages import parse_message
 
 _LENGTHS = struct.Struct("<II")
 _MAX_TEXT = 1 << 20
-_MAX_BYTES = (1 << 32) - 1
 _NONCE = 32
 _MAGIC = b"streamdsb control 1\n"
 
@@ -37,6 +36,8 @@ class Channel:
         self._send_lock = threading.Lock()
         self.peer = peer
         """Who is at the other end, for error messages."""
+        self.max_bytes = 0
+        """How many bytes may come beside a message."""
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -57,10 +58,9 @@ class Channel:
     def receive(self) -> tuple[BaseModel, bytes]:
         """Wait for the next message and its bytes; raises PeerGone at the end of the stream."""
         text_length, data_length = _LENGTHS.unpack(self._receive_exactly(_LENGTHS.size))
-        if text_length > _MAX_TEXT:
-            raise RunFailed(
-                f"{self.peer} announced a control message of {text_length} bytes, over {_MAX_TEXT}"
-            )
+        for length, limit in ((text_length, _MAX_TEXT), (data_length, self.max_bytes)):
+            if length > limit:
+                raise RunFailed(f"{self.peer} announced a control message of {length} bytes, over {limit}")
         text = self._receive_exactly(text_length)
         data = self._receive_exactly(data_length)
         try:

@@ -114,6 +114,13 @@ class Compiling(_Message):
     what: str
 
 
+class Busy(_Message):
+    """What this process does so long, in words; sent again and again, so that it is not taken for stuck."""
+
+    type: Literal["busy"] = "busy"
+    what: str
+
+
 class Ready(_Message):
     """Everything is allocated and compiled; bytes of payload a second that this process reached alone."""
 
@@ -260,6 +267,7 @@ Message = Annotated[
     | Join
     | Joined
     | Compiling
+    | Busy
     | Ready
     | Begin
     | Progress

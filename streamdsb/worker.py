@@ -21,6 +21,7 @@ from streamdsb.channel import Channel, PeerGone
 from streamdsb.config import Config, load_config_for_apart, make_config
 from streamdsb.errors import Cancelled, Interrupted, RunFailed, StreamdsbError, UserError
 from streamdsb.join import Origin
+from streamdsb.layout import MAX_N
 from streamdsb.machine import peak_memory
 from streamdsb.messages import PROTOCOL, Drop, Failed, Farewell, Hello, Role, Stop, Welcome
 
@@ -47,6 +48,7 @@ class Control:
         self._inbox: queue.SimpleQueue[tuple[BaseModel, bytes] | StreamdsbError] = queue.SimpleQueue()
         self._done = threading.Event()
         channel.set_timeout(None)
+        channel.max_bytes = 4 * MAX_N  # a field
         threading.Thread(target=self._read, name="control", daemon=True).start()
 
     def send(self, message: BaseModel, data: bytes | memoryview = b"") -> None:

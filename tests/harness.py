@@ -31,7 +31,7 @@ from coordinator.progress import SilentDisplay
 from streamdsb.channel import Channel
 from streamdsb.config import Config, make_config
 from streamdsb.join import Origin
-from streamdsb.messages import Hello, Stop
+from streamdsb.messages import Hello
 from streamdsb.queues.shm import ShmLink
 from streamdsb.run_directory import RECORDS, RunDirectory
 from streamdsb.worker import run_worker
@@ -154,7 +154,7 @@ def workers(config: Config, peers: Peers) -> Iterator[None]:
             yield
         finally:
             # a worker that lost its coordinator without a Stop would end this whole process
-            peers.send(Stop(completed=False))
+            peers.call_off("the test is over")
             for future in futures:
                 future.result(HANG_S)
             for peer in peers.members:

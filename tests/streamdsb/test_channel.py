@@ -30,6 +30,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 @pytest.mark.parametrize("data", [b"", b"x", os.urandom(3_000_000)], ids=["none", "one byte", "3 MB"])
 def test_a_message_and_its_bytes(ends: tuple[socket.socket, socket.socket], data: bytes) -> None:
     sender, receiver = Channel(ends[0], "a"), Channel(ends[1], "b")
+    receiver.max_bytes = len(data)
     message = Spins(best_pass=3, best_replica=1, best_two_energy=-(2**53) - 1)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(sender.send, message, data)
@@ -38,6 +39,7 @@ def test_a_message_and_its_bytes(ends: tuple[socket.socket, socket.socket], data
 
 def test_messages_of_several_threads_do_not_mix(ends: tuple[socket.socket, socket.socket]) -> None:
     sender, receiver = Channel(ends[0], "a"), Channel(ends[1], "b")
+    receiver.max_bytes = 300
     with ThreadPoolExecutor(8) as pool:
         for n in range(200):
             pool.submit(sender.send, Opened(n=n), str(n).encode() * 100)
@@ -80,6 +82,7 @@ def test_a_silent_peer(ends: tuple[socket.socket, socket.socket]) -> None:
     ("raw", "words"),
     [
         (struct.pack("<II", 1 << 30, 0), "announced a control message of 1073741824 bytes"),
+        (struct.pack("<II", 2, 1 << 30), "announced a control message of 1073741824 bytes, over 0"),
         (struct.pack("<II", 2, 0) + b"{}", "cannot be read"),
         (struct.pack("<II", 4, 0) + b"\xff\xfe\xfd\xfc", "cannot be read"),
         (struct.pack("<II", 19, 0) + b'{"type":"joined","}', "cannot be read"),
