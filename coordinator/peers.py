@@ -125,7 +125,11 @@ class Peers:
 
     def interrupt(self, signal_number: int) -> None:
         """End whatever is awaited because of a signal; safe to call from a signal handler."""
-        self._events.put(_Event(None, Interrupted(f"stopped by {signal_name(signal_number)}")))
+        self.fail(Interrupted(f"stopped by {signal_name(signal_number)}"))
+
+    def fail(self, failure: StreamdsbError) -> None:
+        """End whatever is awaited because of `failure`; may be called from any thread."""
+        self._events.put(_Event(None, failure))
         self.trouble.set()
 
     @contextmanager

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from coordinator.partition import Partition, refuse_what_ranks_cannot
 from coordinator.peers import Peers
 from coordinator.plan import with_known_n
 from coordinator.progress import Display, SilentDisplay
+from coordinator.pulse import Pulse
 from coordinator.summary import last_words, make_summary
 from streamdsb.checkpoint import newest_usable
 from streamdsb.communicator import Communicator
@@ -52,15 +53,21 @@ def run_as_rank(
     peers = Peers(trouble)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: peers.interrupt(number))
+    pulse: Pulse | None = None
     try:
         own_display = display if ranks.rank == 0 else SilentDisplay()
-        run_ranks(load, out, overwrite, resume, own_display, ranks, peers)
+        hosts = ranks.gather(socket.gethostname())
+        pulse = Pulse(ranks, hosts, peers)
+        run_ranks(load, out, overwrite, resume, own_display, ranks, hosts, peers)
         ranks.barrier()
     except (Cancelled, Interrupted) as error:
         cause = error if isinstance(error, Interrupted) else peers.cause_of(Interrupted("called off"))
         if isinstance(cause, Interrupted) and ranks.rank:
             time.sleep(_FIRST_SAYS_S)
         raise cause from None
+    finally:
+        if pulse is not None:
+            pulse.close()
 
 
 def run_ranks(
@@ -70,6 +77,7 @@ def run_ranks(
     resume: bool,
     display: Display,
     ranks: Communicator,
+    hosts: Sequence[str],
     peers: Peers,
 ) -> None:
     """One rank's part of a run; raises UserError or RunFailed, or Cancelled if `peers` are in trouble."""
@@ -78,7 +86,6 @@ def run_ranks(
     assert began is not None
     config = began.config
     partition = Partition.of(config, ranks.size)
-    hosts = ranks.gather(socket.gethostname())
     for line in partition.lines(hosts):
         display.say(line)
     receivers = ranks.first(len(partition.rows))
@@ -91,7 +98,7 @@ def run_ranks(
             directory = (
                 RunDirectory.resume(out, lockstep.first_pass) if resume else RunDirectory(out, overwrite)
             )
-            _keep_records(lockstep, directory, began.field, started)
+            _keep_records(lockstep, directory, began.field, started, peers)
         else:
             lockstep.run_passes(None)
             lockstep.collect()
@@ -132,11 +139,13 @@ def _begin(load: Callable[[], Config], out: Path, overwrite: bool, resume: bool)
 
 
 def _keep_records(
-    lockstep: Lockstep, directory: RunDirectory, field: np.ndarray | None, started: datetime
+    lockstep: Lockstep, directory: RunDirectory, field: np.ndarray | None, started: datetime, peers: Peers
 ) -> None:
     config, outcome = lockstep.config, lockstep.outcome
     memory: dict[str, int] = {}
-    cause: str | None = "another rank failed"
+    # if another rank fails, this one may be ended before it can say so
+    cause: str | None = "another rank failed, or all were ended from outside"
+    _write_summary(directory, config, outcome, field, memory, started, cause)
     try:
         if lockstep.first_pass:
             records, timings = (read_lines(directory.path / name) for name in (RECORDS, TIMINGS))
@@ -147,9 +156,10 @@ def _keep_records(
         directory.write_spins(lockstep.best_spins, lockstep.signs.view(np.uint8))
         directory.forget_checkpoints()
         cause = None
-    except StreamdsbError as error:
-        cause = str(error)
-        raise
+    except (StreamdsbError, Cancelled) as error:
+        failure = peers.cause_of(Interrupted("called off")) if isinstance(error, Cancelled) else error
+        cause = str(failure)
+        raise failure from None
     finally:
         _write_summary(directory, config, outcome, field, memory, started, cause)
         directory.close()

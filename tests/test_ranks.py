@@ -1,5 +1,7 @@
 """Several receivers under mpiexec: the records do not depend on how many, and no failure is a hang."""
 
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -144,6 +146,19 @@ def test_a_killed_process_ends_the_job(victim: str, start: Start) -> None:
     if role == "generator":
         assert "rank 1 on " in err
         assert "signal 9 (SIGKILL)" in err
+    summary = json.loads((job.out / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["cause"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_suspended_rank_is_named(victim: int, start: Start) -> None:
+    job = start(3, LONG_RUN)
+    job.wait_for_passes(3)
+    job.rank(victim).suspend()
+    status, err = job.end(timeout_s=60)
+    assert status != 0
+    assert re.search(rf"streamdsb: rank \d on .*: rank {victim} on .* has shown no life for 10 s", err), err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
