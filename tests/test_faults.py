@@ -114,6 +114,30 @@ def test_signals(started: Started, number: signal.Signals, phase: str, uninterru
     assert_whole_prefix(started.recorded(), uninterrupted)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("delay_s", [0.0, 0.2, 0.6])
+def test_signals_before_anything_is_started(
+    started: Started, number: signal.Signals, delay_s: float, uninterrupted: str
+) -> None:
+    """As soon as SIGTERM is caught at all, which is before the long imports, and a little later."""
+    status = Path(f"/proc/{started.command.pid}/status")
+    if not status.exists():
+        pytest.skip("which signals a process catches is looked up in /proc")
+
+    def catches_term() -> bool:
+        caught = status.read_text().partition("SigCgt:")[2].split()[0]
+        return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+    wait_until(catches_term)
+    time.sleep(delay_s)
+    started.command.send_signal(number)
+    code, err = started.end()
+    assert code == 130, err
+    assert sentence_of(err)
+    assert "Traceback" not in err
+    assert_whole_prefix(started.recorded(), uninterrupted)
+
+
 def test_ctrl_c_in_a_terminal_reaches_all_three(tmp_path: Path, uninterrupted: str) -> None:
     command = subprocess.Popen(
         [*COMMAND, "run", written_config(tmp_path, LONG_RUN), "--out", tmp_path / "run"],
