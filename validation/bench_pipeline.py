@@ -1,10 +1,12 @@
 """The CPU pipeline and its stages: each alone on one core, then generator and receiver together.
 
 Rates are bytes of payload a second, padding included, as a pass counts them.  A stage alone sees the
-bursts that a pass of this n would bring, evenly sampled; frames stay in a ring's worth of memory.  The
-pipeline is a real run, three processes; its rate is that of whole passes, wall clock, all boundary work
-included.  All rates are medians.  Since the speed of a shared host drifts within seconds, the stages are
-measured again right before and after each pipeline, and its share is of the mean of those.
+bursts that a pass of this n would bring, evenly sampled; frames stay in a ring's worth of memory, and so
+in the caches of that core.  The queue is the stage that moves every line of them from one core to the
+other: one process writes each burst, a second one reads it, and neither does anything else.  The pipeline
+is a real run, three processes; its rate is that of whole passes, wall clock, all boundary work included.
+All rates are medians.  Since the speed of a shared host drifts within seconds, the stages are measured
+again right before and after each pipeline, and its share is of the slowest by the mean of the two.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from receiver.check import FrameCheck
 from streamdsb import frame
 from streamdsb.config import make_config
 from streamdsb.frame import FrameType, empty_frames, write_headers
-from streamdsb.jit import compile_kernels
+from streamdsb.jit import compile_kernels, kernel
 from streamdsb.layout import HEADER_WORDS, PAYLOAD_BYTES, Layout, RowRange
 from streamdsb.machine import describe_machine
 from streamdsb.queues import shm, wait_for_any
@@ -46,6 +48,8 @@ _RING = 4
 _QUEUES = 1
 _STAGE_S = 0.5
 _SAMPLED_BURSTS = 96
+_QUEUE_BURSTS = 256
+_QUEUE_ROUNDS = 20
 
 Figures = dict[str, Any]
 
@@ -59,6 +63,8 @@ def main(n: int, output: Path | None) -> None:
         *symmetry.KERNELS,
         *check.KERNELS,
         *accumulate_cpu.KERNELS,
+        _write_words,
+        _read_words,
     )
     figures: Figures = {
         "command": " ".join(["streamdsb", *sys.argv[1:]]),
@@ -118,7 +124,7 @@ def _stages(n: int) -> Iterator[tuple[str, float]]:
     yield "symmetry check (first pass of a file)", _symmetry_rate(layout, random)
     for replicas in (1, 8, 32):
         yield f"check and accumulation, B = {replicas}", _accumulate_rate(Layout(n, replicas, _QUEUES))
-    yield "queue, shared memory", _queue_rate()
+    yield "queue, each word written and read", _queue_rate()
 
 
 def _bursts(layout: Layout) -> list[tuple[int, RowRange]]:
@@ -202,30 +208,49 @@ def _accumulate_rate(layout: Layout) -> float:
     return _rate(_payload_of(bursts), accumulate)
 
 
+@kernel("void(uint64[:, ::1], uint64)")
+def _write_words(frames: np.ndarray, word: np.uint64) -> None:
+    frames[:] = word
+
+
+@kernel("uint64(uint64[:, ::1])")
+def _read_words(frames: np.ndarray) -> np.uint64:
+    read = np.uint64(0)
+    for f in range(frames.shape[0]):
+        for w in range(frames.shape[1]):
+            read ^= frames[f, w]
+    return read
+
+
 def _queue_rate() -> float:
-    """Two processes, bursts handed over without being touched."""
+    """Two processes: one writes every word of each burst, the other reads it."""
     link = ShmLink.create(_BURST, _RING)
-    bursts = 20_000
-    child = multiprocessing.get_context("fork").Process(target=_send_untouched, args=(link, bursts))
+    child = multiprocessing.get_context("fork").Process(target=_write_bursts, args=(link,))
     child.start()
     end = ShmReceiver(link.ring, link.receiver_bell, _BURST, _RING, "the sender")
-    start = time.perf_counter()
-    for _ in range(bursts):
-        while end.receive() is None:
-            wait_for_any([end], 1.0)
-        end.release()
-    seconds = time.perf_counter() - start
+    times = [_read_bursts(end) for _ in range(_QUEUE_ROUNDS)]
     child.join()
     end.close()
     os.close(link.sender_bell)
-    return bursts * _BURST * PAYLOAD_BYTES / seconds
+    return _QUEUE_BURSTS * _BURST * PAYLOAD_BYTES / statistics.median(times[1:])
 
 
-def _send_untouched(link: ShmLink, bursts: int) -> None:
-    end = ShmSender(link.ring, link.sender_bell, _BURST, _RING, "the receiver")
-    for _ in range(bursts):
-        while end.acquire() is None:
+def _read_bursts(end: ShmReceiver) -> float:
+    start = time.perf_counter()
+    for _ in range(_QUEUE_BURSTS):
+        while (frames := end.receive()) is None:
             wait_for_any([end], 1.0)
+        _read_words(frames)
+        end.release()
+    return time.perf_counter() - start
+
+
+def _write_bursts(link: ShmLink) -> None:
+    end = ShmSender(link.ring, link.sender_bell, _BURST, _RING, "the receiver")
+    for burst in range(_QUEUE_BURSTS * _QUEUE_ROUNDS):
+        while (frames := end.acquire()) is None:
+            wait_for_any([end], 1.0)
+        _write_words(frames, np.uint64(burst))
         end.commit(_BURST)
 
 
@@ -238,25 +263,37 @@ def _run(**sections: dict[str, Any]) -> RunResult:
 
 
 def _pipelines(n: int) -> Figures:
-    print(f"\n  {'pipeline, three processes':44} {'GB/s':>8} {'slowest stage then':>22} {'share':>8}")
+    stage_names = " ".join(f"{stage:>12}" for stage in ("synthesis", "accumulation", "queue"))
+    print(f"\n  {'pipeline, three processes; stages':34} {'GB/s':>8} {stage_names} {'share of slowest':>18}")
     figures: Figures = {}
     for source_class in (RandomCouplings, MattisCouplings):
         source = source_class(n, 42)
         kind = "random" if source_class is RandomCouplings else "mattis"
         for replicas in (1, 8, 32):
             layout = Layout(n, replicas, _QUEUES)
-            before = min(_fill_rate(layout, source), _accumulate_rate(layout))
+            before = _stages_of(layout, source)
             result = _run(
                 problem={"source": kind, "n": n, "seed": 42},
                 solver={"replicas": replicas, "updates": 12, "seed": 42},
             )
-            after = min(_fill_rate(layout, source), _accumulate_rate(layout))
+            after = _stages_of(layout, source)
             seconds = statistics.median(timing["total_s"] for timing in result.summary["timings"][1:])
-            rate, slowest = layout.payload_per_pass / seconds, (before + after) / 2
+            rate = layout.payload_per_pass / seconds
+            stages = {stage: (before[stage] + after[stage]) / 2 for stage in before}
+            share = rate / min(stages.values())
             name = f"{kind}, B = {replicas}"
-            figures[name] = {"rate": rate, "slowest_stage": slowest, "share": rate / slowest}
-            print(f"  {name:44} {rate / 1e9:8.2f} {slowest / 1e9:22.2f} {rate / slowest:8.0%}")
+            figures[name] = {"rate": rate, "stages": stages, "share": share}
+            stage_rates = " ".join(f"{stage / 1e9:12.2f}" for stage in stages.values())
+            print(f"  {name:34} {rate / 1e9:8.2f} {stage_rates} {share:18.0%}")
     return figures
+
+
+def _stages_of(layout: Layout, source: CouplingSource) -> dict[str, float]:
+    return {
+        "synthesis": _fill_rate(layout, source),
+        "accumulation": _accumulate_rate(layout),
+        "queue": _queue_rate(),
+    }
 
 
 def _between_passes() -> Figures:
