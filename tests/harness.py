@@ -35,6 +35,7 @@ from streamdsb.messages import Hello
 from streamdsb.queues.shm import ShmLink
 from streamdsb.run_directory import RECORDS, RunDirectory
 from streamdsb.worker import run_worker
+from tests.impaired_link import ImpairedLink
 from validation import oracle
 
 RUN_ID = 0x1234_5678
@@ -122,7 +123,7 @@ def _records(
 # --- a run as threads -----------------------------------------------------------------------------
 
 
-def _origins(config: Config) -> Iterator[tuple[str, Origin, Channel]]:
+def _origins(config: Config, data_host: str) -> Iterator[tuple[str, Origin, Channel]]:
     """For each role, where it comes from and the coordinator's end of its control connection."""
     stream = config.stream
     links = (
@@ -136,19 +137,26 @@ def _origins(config: Config) -> Iterator[tuple[str, Origin, Channel]]:
     }
     for role in ("receiver", "generator"):
         ours, theirs = socket.socketpair()
-        origin = Origin(theirs, "the coordinator", "a token", "127.0.0.1", queues[role])
+        origin = Origin(theirs, "the coordinator", "a token", data_host, queues[role])
         yield role, origin, Channel(ours, f"the {role}")
 
 
 @contextmanager
-def workers(config: Config, peers: Peers) -> Iterator[None]:
-    """A generator and a receiver as threads that have said hello to `peers`; they end with the context."""
+def workers(config: Config, peers: Peers, link: ImpairedLink | None = None) -> Iterator[None]:
+    """A generator and a receiver as threads that have said hello to `peers`; they end with the context.
+
+    link: what their frames cross, if they are to live on both sides of one.
+    """
     work = {"receiver": receiver.main.work, "generator": generator.main.work}
     futures: list[Future[int]] = []
     with ThreadPoolExecutor(2) as pool:
+        submit = {"receiver": pool.submit, "generator": pool.submit}
+        if link is not None:
+            submit = {"receiver": link.receiver.submit, "generator": link.sender.submit}
+        data_host = "127.0.0.1" if link is None else link.receiver.address
         try:
-            for role, origin, channel in _origins(config):
-                futures.append(pool.submit(run_worker, origin, work[role]))
+            for role, origin, channel in _origins(config, data_host):
+                futures.append(submit[role](run_worker, origin, work[role]))
                 channel.set_timeout(HANG_S)
                 peers.add(Peer(channel.expect(Hello)[0], channel))
             yield
@@ -161,11 +169,13 @@ def workers(config: Config, peers: Peers) -> Iterator[None]:
                 peer.channel.shutdown()
 
 
-def run_in_threads(config: Config, out: Path, field: np.ndarray | None = None) -> str:
+def run_in_threads(
+    config: Config, out: Path, field: np.ndarray | None = None, link: ImpairedLink | None = None
+) -> str:
     """Run in this process and return the text of records.jsonl; raises what the coordinator raises."""
     peers = Peers()
     engine = CoordinatorEngine(config, peers, SilentDisplay())
-    with workers(config, peers):
+    with workers(config, peers, link):
         for peer in peers.members:
             welcome(peer.channel, config, RUN_ID)
         engine.prepare(field)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 import pytest
@@ -51,9 +51,13 @@ class Namespace:
         """What `ip ... netns` and `nsenter --net=` take, while this process runs."""
         return f"/proc/{os.getpid()}/task/{self._thread_id}/ns/net"
 
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call a function inside; sockets, threads and processes that it starts are and stay in here."""
+        return self._thread.submit(function, *args, **kwargs)
+
     def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function inside: sockets that it opens and processes that it starts stay in here."""
-        return self._thread.submit(function, *args, **kwargs).result()
+        """Call a function inside, as `submit` does, and wait for it."""
+        return self.submit(function, *args, **kwargs).result()
 
     def ip(self, *arguments: Any) -> str:
         """Run the `ip` command inside; what it printed."""
