@@ -43,9 +43,9 @@ IMPAIRMENTS: dict[str, dict[str, Any]] = {
 
 def config_for(transport: str, queues: int) -> Config:
     return config_of(
-        n=4097,
+        n=1500,
         replicas=3,
-        updates=6,
+        updates=2,
         stream={"transport": transport, "queues": queues},
     )
 
