@@ -43,9 +43,9 @@ IMPAIRMENTS: dict[str, dict[str, Any]] = {
 
 def config_for(transport: str, queues: int) -> Config:
     return config_of(
-        n=1500,
+        n=4097,
         replicas=3,
-        updates=2,
+        updates=3,
         stream={"transport": transport, "queues": queues},
     )
 
