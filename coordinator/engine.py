@@ -52,7 +52,7 @@ M = TypeVar("M", bound=BaseModel)
 _START_TIMEOUT_S = 180.0
 """Longest time for opening couplings and compiling."""
 _SAVE_TIMEOUT_S = 600.0
-_DROP_TIMEOUT_S = 2.0
+_DROP_TIMEOUT_S = 2.5
 _MARGIN_S = 5.0
 """A worker says itself what it waits for in vain; the coordinator waits this much longer."""
 

@@ -20,7 +20,7 @@ from streamdsb.messages import Busy, Compiling, Failed, Farewell, Hello, Progres
 
 M = TypeVar("M", bound=BaseModel)
 
-_PATIENCE_S = 2.0
+_PATIENCE_S = 2.5
 """How long an interrupt or a failure may wait for what is near its end."""
 _STOP_S = 1.0
 """How long to wait for a peer that does not take in that the run ends."""

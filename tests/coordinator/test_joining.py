@@ -14,6 +14,7 @@ from streamdsb.channel import Channel, prove_token
 from streamdsb.config import Config
 from streamdsb.messages import PROTOCOL, Failed, Hello
 from tests.harness import (
+    END_S,
     HANG_S,
     config_of,
     expected_records,
@@ -287,7 +288,7 @@ def test_one_that_is_killed_ends_the_others(tmp_path: Path, victim: str) -> None
         for role, command in started.items():
             if role == victim:
                 continue
-            _, err = command.communicate(timeout=10)
+            _, err = command.communicate(timeout=END_S)
             assert command.returncode == 1, err
             assert sentence_of(err), f"{role} ended without a word"
             if role == "coordinate":
