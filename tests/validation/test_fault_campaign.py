@@ -1,0 +1,35 @@
+"""The fault campaign at its smallest."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from validation import fault_campaign
+
+
+def test_a_run_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault_campaign, "KILLS_PER_RUN", 1)
+    out = tmp_path / "figures.json"
+    options = ["--runs", "1", "--n", "300", "--updates", "100", "--out", str(out)]
+    result = CliRunner().invoke(fault_campaign.main, options)
+    assert result.exit_code == 0, result.output
+    figures = json.loads(out.read_text())
+    totals, (course,) = figures["totals"], figures["courses"]
+    assert totals["kills_survived"] == len(course["kills"]) == 1
+    assert totals["resumes"] + totals["recoveries"] + totals["begun_again"] > 0
+    assert totals["records_compared"] == 101
+    assert totals["frames"] == 101 * 300
+
+
+def test_records_that_differ_are_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def disturb(path: Path, out: Path, passes: int, rng: random.Random) -> fault_campaign.Course:
+        out.mkdir()
+        (out / "records.jsonl").write_text("{}\n" * passes)
+        return fault_campaign.Course()
+
+    monkeypatch.setattr(fault_campaign, "_disturb", disturb)
+    result = CliRunner().invoke(fault_campaign.main, ["--runs", "1", "--n", "300", "--updates", "2"])
+    assert "its records differ" in str(result.exception)
