@@ -27,6 +27,8 @@ class Origin:
     """Address on which a receiver listens for frames sent over TCP."""
     queues: tuple[tuple[int, int], ...] = ()
     """(ring, doorbell) descriptors of the queues in shared memory."""
+    is_remote: bool = False
+    """True if this process was started apart and tells its user itself how it ended."""
     expected: Path | None = None
     """A configuration that the coordinator's has to agree with."""
 
@@ -54,5 +56,10 @@ def remote_origin(address: str, data_host: str | None = None, expected: Path | N
     prove_token(connection, token, f"the coordinator at {address}", asking=True)
     own_host = connection.getsockname()[0]
     return Origin(
-        connection, f"the coordinator at {address}", token, data_host or own_host, expected=expected
+        connection,
+        f"the coordinator at {address}",
+        token,
+        data_host or own_host,
+        is_remote=True,
+        expected=expected,
     )

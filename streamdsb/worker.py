@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -40,11 +41,12 @@ class Control:
     `cancelled` is set when the coordinator says Stop or is gone; every wait of the worker looks at it.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, tells_user: bool = False) -> None:
         self.cancelled = threading.Event()
         self.end: Stop | StreamdsbError | None = None
         """The coordinator's last word, or how it was lost."""
         self._channel = channel
+        self._tells_user = tells_user
         self._inbox: queue.SimpleQueue[tuple[BaseModel, bytes] | StreamdsbError] = queue.SimpleQueue()
         self._done = threading.Event()
         channel.set_timeout(None)
@@ -81,6 +83,14 @@ class Control:
         self._done.set()
 
     @property
+    def ending(self) -> StreamdsbError:
+        """Why the coordinator does not lead the run any more, for the user."""
+        if isinstance(self.end, StreamdsbError):
+            return self.end
+        cause = self.end.cause if self.end else ""
+        return RunFailed(f"{self.peer} has called the run off" + (f": {cause}" if cause else ""))
+
+    @property
     def peer(self) -> str:
         return self._channel.peer
 
@@ -108,6 +118,8 @@ class Control:
         if not (isinstance(self.end, Stop) and self.end.completed):
             self._done.wait(_LAST_RESORT_S)
             if not self._done.is_set():
+                if self._tells_user:
+                    print(f"streamdsb: {self.ending}", file=sys.stderr, flush=True)
                 os._exit(RunFailed.exit_status)
 
 
@@ -233,7 +245,7 @@ def run_worker(origin: Origin, work: Callable[[Origin, Control], None]) -> int:
 def serve(origin: Origin, work: Callable[[Origin, Control], None]) -> None:
     """Do `work` and report how it ended to the coordinator; raises UserError or RunFailed if not well."""
     channel = Channel(origin.connection, origin.peer)
-    control = Control(channel)
+    control = Control(channel, origin.is_remote)
     try:
         work(origin, control)
         if not (isinstance(control.end, Stop) and control.end.completed):
@@ -241,10 +253,7 @@ def serve(origin: Origin, work: Callable[[Origin, Control], None]) -> None:
         channel.send(Farewell(peak_memory=peak_memory()))
         return
     except Cancelled:
-        if isinstance(control.end, StreamdsbError):
-            raise control.end from None
-        cause = control.end.cause if isinstance(control.end, Stop) else ""
-        raise RunFailed(f"{origin.peer} has called the run off" + (f": {cause}" if cause else "")) from None
+        raise control.ending from None
     except StreamdsbError as error:
         failure = error
     except KeyboardInterrupt:

@@ -21,6 +21,7 @@ from tests.harness import (
     run_command,
     sentence_of,
     start_command,
+    wait_until,
     written_config,
 )
 
@@ -270,6 +271,27 @@ def test_a_worker_is_told_why_the_run_ends(tmp_path: Path) -> None:
         _, err = receiver.communicate(timeout=HANG_S)
         assert receiver.returncode == 1
         assert "stopped by SIGTERM" in sentence_of(err)
+
+
+def test_a_worker_that_hears_nothing_ends_with_the_cause(tmp_path: Path) -> None:
+    """Its own couplings keep it from looking up."""
+    (tmp_path / "hangs.py").write_text(
+        "import pathlib, time\n"
+        "class Hangs:\n"
+        "    n = 100\n"
+        "    def fill(self, rows, column_block, out):\n"
+        f"        pathlib.Path({str(tmp_path / 'begun')!r}).touch()\n"
+        "        time.sleep(600)\n"
+    )
+    problem = {"path": f"{tmp_path}/hangs.py:Hangs"}
+    config = config_of("python", 100, problem=problem, stream={"transport": "tcp"})
+    with party_of(tmp_path, config) as party:
+        coordinator, generator, _ = (party.start(role) for role in ("coordinate", "generate", "receive"))
+        wait_until((tmp_path / "begun").exists)
+        coordinator.send_signal(signal.SIGTERM)
+        _, err = generator.communicate(timeout=END_S)
+        assert generator.returncode == 1
+        assert "has called the run off: stopped by SIGTERM" in sentence_of(err)
 
 
 @pytest.mark.parametrize("address", ["nowhere", "localhost:", "localhost:65536", "localhost:-1", ":x"])
