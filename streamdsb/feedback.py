@@ -3,6 +3,8 @@
 RESEND says that every frame before its sequence number has been added (0: none yet) and lists ranges of
 missing ones: its row field counts them, its payload holds a pair of 64-bit words for each, the first
 sequence number and the number of frames.  PASS_ACK says that the pass has been added whole.
+Its payload repeats the pass and the number of its frames: the checksum does not guard the header, and an
+acknowledgement that is taken for another pass's would end the sending too early.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class FeedbackWriter:
 
     def pass_ack(self, pass_index: int, frames: int) -> np.ndarray:
         """A PASS_ACK frame, uint64 (1, 512), valid until the next call; frames: how many were added."""
+        self._frame[0, HEADER_WORDS : HEADER_WORDS + 2] = pass_index, frames
         return self._finish(FrameType.PASS_ACK, pass_index, frames, 0)
 
     def _finish(self, kind: FrameType, pass_index: int, sequence: int, row: int) -> np.ndarray:
@@ -79,7 +82,8 @@ class FeedbackReader:
         for i in np.flatnonzero(ours):
             acknowledged, ranges = int(headers["sequence"][i]), int(headers["row"][i])
             if headers["type"][i] == FrameType.PASS_ACK:
-                said.append(Feedback(self._expected, np.empty((0, 2), np.int64), complete=True))
+                if frames[i, HEADER_WORDS : HEADER_WORDS + 2].tolist() == [pass_index, self._expected]:
+                    said.append(Feedback(self._expected, np.empty((0, 2), np.int64), complete=True))
             elif headers["type"][i] == FrameType.RESEND and ranges <= MAX_RANGES:
                 words = frames[i, HEADER_WORDS : HEADER_WORDS + 2 * ranges]
                 missing = words.astype(np.int64).reshape(-1, 2)

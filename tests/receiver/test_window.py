@@ -250,7 +250,9 @@ class Link:
     rates=st.tuples(*[st.sampled_from([0.0, 0.02, 0.1, 0.25])] * 4),
 )
 @settings(max_examples=60, deadline=None)
-def test_any_link_brings_every_frame_once(seed: int, span: int, rates: tuple[float, ...]) -> None:
+def test_any_link_brings_every_frame_once(
+    seed: int, span: int, rates: tuple[float, float, float, float]
+) -> None:
     rng = random.Random(seed)
     there, back = (Link(rng, *rates) for _ in range(2))
     window, reader = new_window(span, budget=1e9), FeedbackReader(RUN, QUEUE, EXPECTED)
@@ -295,3 +297,17 @@ def test_feedback_that_is_not_ours_or_not_whole_is_ignored() -> None:
     altered = good.copy()
     altered[0, HEADER_WORDS] ^= np.uint64(1)
     assert reader.read(altered, PASS) == []
+
+
+@pytest.mark.parametrize("said", [(PASS - 1, EXPECTED), (PASS, EXPECTED - 1)])
+def test_an_acknowledgement_whose_header_was_altered_is_ignored(said: tuple[int, int]) -> None:
+    altered = FeedbackWriter(RUN, QUEUE).pass_ack(*said)
+    header = headers_of(altered)
+    header["pass"], header["sequence"] = PASS, EXPECTED
+    assert FeedbackReader(RUN, QUEUE, EXPECTED).read(altered, PASS) == []
+
+
+def test_a_request_is_not_taken_for_an_acknowledgement() -> None:
+    altered = FeedbackWriter(RUN, QUEUE).resend(PASS, 5, np.array([[7, 2]]))
+    headers_of(altered)["type"] = FrameType.PASS_ACK
+    assert FeedbackReader(RUN, QUEUE, EXPECTED).read(altered, PASS) == []
