@@ -38,7 +38,7 @@ from streamdsb.frame import FrameType, empty_frames, write_headers
 from streamdsb.layout import PAYLOAD_BYTES, Layout
 from streamdsb.machine import describe_machine
 from streamdsb.payload_checksum import checksums, write_checksums
-from streamdsb.queues import udp
+from streamdsb.queues import datagrams, udp
 from streamdsb.queues.udp import SEGMENTS, UdpReceiver, UdpSender
 
 _RUN, _WINDOW, _BURST, _TIMEOUT_S = 1, 4096, 256, 60.0
@@ -154,17 +154,17 @@ def _beside(work: Callable[[Connection], None]) -> tuple[multiprocessing.process
 def _plain_rate(frames: int, segments: int) -> float:
     """Frames from one process to another by the system calls alone; what got lost does not count."""
     sending, receiving = _pair()
-    messages = udp.Messages(_BURST)
+    messages = datagrams.Messages(_BURST)
 
     def send(pipe: Connection) -> None:
         if segments > 1:
             udp.segment(sending)
-        batch = udp.Messages(_BURST)
+        batch = datagrams.Messages(_BURST)
         whole = batch.aim(_BURST, segments)
         for _ in range(frames // _BURST):
             sent = 0
             while sent < whole:
-                sent = udp.send(sending.fileno(), batch.headers, sent, whole)
+                sent = datagrams.send(sending.fileno(), batch.headers, sent, whole)
                 if sent < whole:
                     select.select([], [sending], [])
         pipe.send(None)
@@ -172,7 +172,7 @@ def _plain_rate(frames: int, segments: int) -> float:
     received, start, last = 0, 0.0, 0.0
     process, pipe = _beside(send)
     while True:
-        count = udp.receive(receiving.fileno(), messages.headers, messages.frames)
+        count = datagrams.receive(receiving.fileno(), messages.headers, messages.frames)
         if count:
             last = time.perf_counter()
             start = start or last
