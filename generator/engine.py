@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from generator.resend import feeder_for
 from generator.send import send_pass, serve_until_acknowledged
 from generator.source import CouplingSource
-from generator.symmetry import SymmetryCheck
+from generator.symmetry import InputWatch, hash_of_sums
 from streamdsb.config import Config
 from streamdsb.frame import empty_frames
 from streamdsb.layout import GROUP_ROWS, HEADER_WORDS, PAYLOAD_BYTES, RowRange
@@ -32,11 +32,9 @@ class GeneratorEngine:
         source: CouplingSource,
         senders: Sequence[FrameSender],
         control: Control,
-        first_pass: int = 0,
         rows: RowRange | None = None,
     ) -> None:
         self._config = config
-        self._first_pass = first_pass
         self._layout = config.layout if rows is None else config.layout.of(rows)
         self._source = source
         self._control = control
@@ -47,6 +45,8 @@ class GeneratorEngine:
         ]
         self._feeders = feeders
         self._shares = Shares(feeders, config.generator.threads, control.cancelled)
+        self._name = f"problem.path {config.problem.path}"
+        self._watch = None if source.symmetric else InputWatch(self._name, len(feeders))
 
     def run(self) -> None:
         """Answer every Begin with a pass until the coordinator says Stop."""
@@ -55,20 +55,18 @@ class GeneratorEngine:
             self._send_pass(begin.pass_index)
 
     def _send_pass(self, pass_index: int) -> None:
-        watched = pass_index == self._first_pass and not self._source.symmetric
-        symmetry = SymmetryCheck() if watched else None
-        for feeder in self._feeders:
-            feeder.begin_pass(pass_index, symmetry)
+        checks = [None] * len(self._feeders) if self._watch is None else self._watch.begin_pass()
+        for feeder, check in zip(self._feeders, checks, strict=True):
+            feeder.begin_pass(pass_index, check)
         timeout_s = self._config.stream.timeout_s
         self._shares.each(lambda share: send_pass(share, timeout_s, self._control.cancelled))
-        couplings_hash = tile_sums = None
-        if symmetry and self._layout.own_rows is None:
-            if symmetry.sums[0] != symmetry.sums[1]:
+        couplings_hash = None
+        tile_sums = None if self._watch is None else self._watch.end_pass(pass_index)
+        if tile_sums is not None and self._layout.own_rows is None:
+            if tile_sums[0] != tile_sums[1]:
                 searching = Busy(what="looking for the first couplings that are not symmetric")
                 every(_BUSY_S, lambda: self._control.send(searching))
-            couplings_hash = symmetry.finish(self._source, f"problem.path {self._config.problem.path}")
-        elif symmetry:
-            tile_sums = symmetry.sums
+            couplings_hash, tile_sums = hash_of_sums(tile_sums, self._source, self._name), None
         self._control.send(
             PassSent(
                 pass_index=pass_index,

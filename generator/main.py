@@ -39,7 +39,7 @@ def work(origin: Origin, control: Control) -> None:
         listening, _ = control.expect(Listening)
         senders = connect_senders(config, member.run, listening.host, listening.port, origin.token)
     rows = RowRange(*resolved.rows) if resolved.rows else None
-    GeneratorEngine(config, member.run, source, senders, control, resolved.first_pass, rows).run()
+    GeneratorEngine(config, member.run, source, senders, control, rows).run()
 
 
 def _work_on_gpu(config: Config, run: int, control: Control) -> None:

@@ -1,9 +1,10 @@
-"""Is the matrix symmetric?  Answered while the first pass goes by, in memory that does not grow.
+"""Is the matrix symmetric, and the same in every pass?  Answered as they go by, in memory that does not grow.
 
 Every 64x64 bit tile is hashed with its place.  A tile below the diagonal is transposed and hashed with
 the place of its mirror image, so the sum over the tiles below equals the sum over those above if the
 matrix is symmetric, and differs, but for one chance in about 2^64, if it is not.  The sum over the
 tiles above identifies the couplings.  Only if the sums differ is the matrix read again to find where.
+In later passes both sums of each queue have to be what they were in the first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streamdsb.errors import UserError
+from streamdsb.errors import RunFailed, UserError
 from streamdsb.hashing import A, C, mix
 from streamdsb.intrinsics import row_of
 from streamdsb.jit import inline, kernel
@@ -101,9 +102,38 @@ class SymmetryCheck:
         """What the tiles above and below the diagonal sum to modulo 2**64; sums over distinct rows add up."""
         return int(self._sums[0]), int(self._sums[1])
 
-    def finish(self, source: CouplingSource, name: str) -> str:
-        """After all rows: the hash of the couplings; raises UserError with the first asymmetric (i, j)."""
-        return hash_of_sums(self.sums, source, name)
+
+class InputWatch:
+    """Watches what a source gives on each queue, which has to be the same in every pass."""
+
+    def __init__(self, name: str, queues: int) -> None:
+        self._name = name
+        self._queues = queues
+        self._first: tuple[int, list[tuple[int, int]]] | None = None
+
+    def begin_pass(self) -> list[SymmetryCheck]:
+        """What watches the tiles of each queue in the pass that begins."""
+        self._checks = [SymmetryCheck() for _ in range(self._queues)]
+        return self._checks
+
+    def end_pass(self, pass_index: int) -> tuple[int, int] | None:
+        """After all rows of a pass: of the first one, the sums over all queues, modulo 2**64.
+
+        Raises RunFailed if another pass differs from it.
+        """
+        sums = [check.sums for check in self._checks]
+        if self._first is None:
+            self._first = pass_index, sums
+            above, below = (sum(side) % 2**64 for side in zip(*sums, strict=True))
+            return above, below
+        first_pass, expected = self._first
+        for queue, (found, right) in enumerate(zip(sums, expected, strict=True)):
+            if found != right:
+                raise RunFailed(
+                    f"{self._name}: its couplings of pass {pass_index} on queue {queue} are not those of pass"
+                    f" {first_pass}: they hash to {sum(found) % 2**64:016x}, not to {sum(right) % 2**64:016x}"
+                )
+        return None
 
 
 def hash_of_sums(sums: tuple[int, int], source: CouplingSource, name: str) -> str:

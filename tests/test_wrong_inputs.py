@@ -6,8 +6,24 @@ import numpy as np
 import pytest
 
 from streamdsb.config import Config
-from streamdsb.errors import UserError
+from streamdsb.errors import RunFailed, UserError
 from tests.harness import config_of, run_command, run_in_threads, sentence_of, written_config
+
+DRIFTING = """
+import numpy as np
+
+class Drifting:
+    n = 300
+    passes = 0
+
+    def fill(self, rows, column_block, out):
+        out[:] = 0
+        self.passes += rows.start == 128
+        if self.passes > 2:  # J[200, 250] and J[250, 200], both on queue 1
+            for i, j in ((200, 250), (250, 200)):
+                if rows.start <= i < rows.stop:
+                    out[i - rows.start, j // 64] |= np.uint64(1 << j % 64)
+"""
 
 
 def refused(config: Path, out: Path) -> str:
@@ -106,3 +122,19 @@ def test_couplings_other_than_plus_and_minus_one_end_the_run(tmp_path: Path) -> 
 def test_a_field_of_another_length(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"problem.field has shape \(99,\), but n is 100"):
         run_in_threads(config_of(n=100), tmp_path / "run", np.zeros(99, np.int32))
+
+
+def test_a_source_that_drifts_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DRIFTING)
+    config = config_of(
+        "python",
+        300,
+        updates=5,
+        problem={"path": f"{tmp_path}/mine.py:Drifting"},
+        stream={"queues": 2, "burst_frames": 64},
+    )
+    with pytest.raises(
+        RunFailed, match=r"mine.py:Drifting: its couplings of pass 2 on queue 1 are not those"
+    ):
+        run_in_threads(config, tmp_path / "run")
+    assert (tmp_path / "run" / "records.jsonl").read_text().count("\n") == 2

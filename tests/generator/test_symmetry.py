@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from generator.source import RandomCouplings
-from generator.symmetry import SymmetryCheck
-from streamdsb.errors import UserError
+from generator.symmetry import InputWatch, SymmetryCheck, hash_of_sums
+from streamdsb.errors import RunFailed, UserError
 from streamdsb.frame import CouplingFormat
 from streamdsb.layout import BLOCK_COLUMNS, Layout, RowRange
 from streamdsb.packing import columns_of, pack_couplings, set_diagonal
@@ -54,7 +54,7 @@ def checked(source: HeldCouplings | FlippedCouplings, rows_at_once: int = 256, q
                 words = np.zeros((len(rows), layout.words_in(block)), np.uint64)
                 source.fill(rows, block, words)
                 check.add(rows, block, words)
-    return check.finish(source, "couplings")
+    return hash_of_sums(check.sums, source, "couplings")
 
 
 def symmetric_matrix(n: int, seed: int) -> np.ndarray:
@@ -127,7 +127,7 @@ def test_couplings_that_change_while_they_are_read() -> None:
     source.fill(RowRange(0, 130), 0, words)
     check.add(RowRange(0, 130), 0, words)
     with pytest.raises(UserError, match="changed while they were read"):
-        check.finish(FlippedCouplings(130, 3, []), "couplings")
+        hash_of_sums(check.sums, FlippedCouplings(130, 3, []), "couplings")
 
 
 def test_sums_over_distinct_rows_add_up_to_those_of_all() -> None:
@@ -142,3 +142,25 @@ def test_sums_over_distinct_rows_add_up_to_those_of_all() -> None:
     assert np.array_equal(sums[0], sums[1] + sums[2] + sums[3])
     assert len({tuple(pair.tolist()) for pair in sums}) == 4
     assert sums[1][0] != sums[1][1]
+
+
+def watched(watch: InputWatch, pass_index: int, flipped: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    """A pass of 300 spins over two queues with some couplings negated."""
+    source, queues = FlippedCouplings(300, 3, flipped), RowRange(0, 300).split(2)
+    for check, rows in zip(watch.begin_pass(), queues, strict=True):
+        words = np.zeros((len(rows), 5), np.uint64)
+        source.fill(rows, 0, words)
+        check.add(rows, 0, words)
+    return watch.end_pass(pass_index)
+
+
+@pytest.mark.parametrize(("i", "j", "queue"), [(5, 9, 0), (127, 299, 0), (128, 5, 1), (299, 298, 1)])
+def test_a_coupling_that_is_another_in_a_later_pass_is_noticed(i: int, j: int, queue: int) -> None:
+    watch = InputWatch("couplings", 2)
+    sums = watched(watch, 4, [])
+    assert sums is not None
+    assert sums[0] == sums[1]
+    assert f"{sums[0]:016x}" == checked(FlippedCouplings(300, 3, []))
+    assert watched(watch, 5, []) is None
+    with pytest.raises(RunFailed, match=rf"couplings of pass 6 on queue {queue} are not those of pass 4"):
+        watched(watch, 6, [(i, j)])
