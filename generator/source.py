@@ -6,6 +6,10 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -93,8 +97,10 @@ class PythonCouplings:
     def __init__(self, problem: Problem) -> None:
         assert problem.path is not None
         self._where = f"problem.path {problem.path}"
-        self._source = _construct(_find_class(problem.path, self._where), problem, self._where)
-        n = getattr(self._source, "n", None)
+        source_class = _find_class(problem.path, self._where)
+        with _their_failure(f"{self._where}: constructing it"):
+            self._source = _construct(source_class, problem)
+            n = getattr(self._source, "n", None)
         if not isinstance(n, int | np.integer) or not 1 <= n <= MAX_N:
             raise UserError(
                 f"{self._where}: the object's n is {n!r}, but it should be an integer from 1 to {MAX_N}"
@@ -103,13 +109,10 @@ class PythonCouplings:
 
     def fill(self, rows: RowRange, column_block: int, out: np.ndarray) -> None:
         out[:] = 0  # what the user's code leaves out must not be what an earlier frame held
-        try:
+        with _their_failure(
+            f"{self._where}: fill(rows {rows.start} to {rows.stop}, column block {column_block})"
+        ):
             self._source.fill(rows, column_block, out)
-        except Exception as error:
-            raise UserError(
-                f"{self._where}: fill(rows {rows.start} to {rows.stop}, column block {column_block}) raised"
-                f" {type(error).__name__}: {error}"
-            ) from error
         if self.n % 64 and column_block == (self.n - 1) // BLOCK_COLUMNS:
             out[:, -1] &= np.uint64((1 << self.n % 64) - 1)
         set_diagonal(rows, column_block, out)
@@ -136,22 +139,20 @@ def _find_class(path: str, where: str) -> Any:
     module_name, colon, class_name = path.rpartition(":")
     if not colon or not module_name or not class_name:
         raise UserError(f"{where}: expected module:Class or folder/file.py:Class")
-    try:
+    with _their_failure(f"{where}: importing {module_name}"):
         module = _load_file(module_name) if module_name.endswith(".py") else _import(module_name)
-    except Exception as error:
-        raise UserError(f"{where}: importing {module_name} raised {type(error).__name__}: {error}") from error
     if not hasattr(module, class_name):
         raise UserError(f"{where}: module {module_name} has no {class_name}")
     return getattr(module, class_name)
 
 
 def _import(name: str) -> Any:
-    # at the end, so that a file of the user's never hides a module of ours or of the library
-    sys.path.append("")
+    _search("")
     return importlib.import_module(name)
 
 
 def _load_file(name: str) -> Any:
+    _search(str(Path(name).absolute().parent))  # where it may import a helper from
     spec = importlib.util.spec_from_file_location(f"streamdsb_source_{Path(name).stem}", name)
     assert spec is not None
     assert spec.loader is not None
@@ -161,10 +162,36 @@ def _load_file(name: str) -> Any:
     return module
 
 
-def _construct(source_class: Any, problem: Problem, where: str) -> Any:
+def _search(folder: str) -> None:
+    # at the end, so that a file of the user's never hides a module of ours or of the library
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _construct(source_class: Any, problem: Problem) -> Any:
     offered = {"n": problem.n, "seed": problem.seed}
+    taken = inspect.signature(source_class).parameters
+    return source_class(**{name: value for name, value in offered.items() if name in taken})
+
+
+@contextmanager
+def _their_failure(doing: str) -> Iterator[None]:
+    """Report whatever the user's code raises within, sys.exit() included, and the line it comes from."""
     try:
-        taken = inspect.signature(source_class).parameters
-        return source_class(**{name: value for name, value in offered.items() if name in taken})
-    except Exception as error:
-        raise UserError(f"{where}: constructing it raised {type(error).__name__}: {error}") from error
+        yield
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{doing} raised {type(error).__name__}: {error}{_place_of(error)}") from error
+
+
+def _place_of(error: BaseException) -> str:
+    """The innermost line of the user's own code that `error` went through, if any."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(("<", *_NOT_THEIRS)):
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
+
+
+_NOT_THEIRS = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    *(f"{Path(__file__).parents[1] / package}/" for package in ("generator", "streamdsb")),
+)

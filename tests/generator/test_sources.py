@@ -1,5 +1,6 @@
 """One suite for every coupling source: packed words equal to the oracle's explicit matrix."""
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -314,7 +315,13 @@ def test_the_first_bad_entry_is_named_from_whatever_column_block_is_read(tmp_pat
         ("{folder}/none.py:Class", "FileNotFoundError"),
         ("{folder}/mine.py:Nothing", "has no Nothing"),
         ("{folder}/broken.py:Class", "SyntaxError"),
-        ("{folder}/mine.py:Raises", "constructing it raised RuntimeError: no licence"),
+        ("{folder}/mine.py:Raises", "raised RuntimeError: no licence ({folder}/mine.py, line 3)"),
+        ("{folder}/mine.py:Exits", "constructing it raised SystemExit: 3 ({folder}/mine.py, line 9)"),
+        ("{folder}/mine.py:AskedForN", "constructing it raised KeyError: 'n' ({folder}/mine.py, line 13)"),
+        (
+            "{folder}/exits.py:Class",
+            "importing {folder}/exits.py raised SystemExit: bye ({folder}/exits.py, line 2)",
+        ),
         ("{folder}/mine.py:WithoutN", "the object's n is None"),
         ("{folder}/mine.py:NegativeN", "the object's n is -3"),
     ],
@@ -325,20 +332,41 @@ def test_python_sources_that_do_not_work(path: str, words: str, tmp_path: Path) 
         "class Raises:\n    def __init__(self):\n        raise RuntimeError('no licence')\n"
         "class WithoutN: pass\n"
         "class NegativeN: n = -3\n"
+        "import sys\n"
+        "class Exits:\n    def __init__(self):\n        sys.exit(3)\n"
+        "class AskedForN:\n    @property\n    def n(self):\n        return {}['n']\n"
     )
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit('bye')\n")
     path = path.format(folder=tmp_path)
     sentence = _refusal(source="python", path=path)
-    assert words in sentence
+    assert words.format(folder=tmp_path) in sentence
     assert f"problem.path {path}" in sentence
 
 
-def test_a_python_source_that_fails_while_filling(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("1 / 0", r"ZeroDivisionError: division by zero \({file}, line 6\)"),
+        ("sys.exit(4)", r"SystemExit: 4 \({file}, line 6\)"),
+        ("raise ValueError('two\\nlines')", r"ValueError: two lines \({file}, line 6\)"),
+        ("np.ones(3).reshape(2)", r"ValueError: cannot reshape .* \({file}, line 6\)"),
+        ("helper.fail()", r"OSError: no such tape \({folder}/helper_of_a_source.py, line 2\)"),
+    ],
+)
+def test_a_python_source_that_fails_while_filling(statement: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "helper_of_a_source.py").write_text("def fail():\n    raise OSError('no such tape')\n")
     (tmp_path / "mine.py").write_text(
-        "class Failing:\n    n = 70\n    def fill(self, rows, column_block, out):\n        return 1 / 0\n"
+        "import sys; import numpy as np\nimport helper_of_a_source as helper\n"
+        f"class Failing:\n    n = 70\n    def fill(self, rows, column_block, out):\n        {statement}\n"
     )
-    source = open_source(Problem(source="python", path=f"{tmp_path}/mine.py:Failing"))
-    with pytest.raises(UserError, match=r"fill\(rows 64 to 70, column block 0\) raised ZeroDivisionError"):
-        source.fill(RowRange(64, 70), 0, np.zeros((6, 2), np.uint64))
+    try:
+        source = open_source(Problem(source="python", path=f"{tmp_path}/mine.py:Failing"))
+        where = words.format(file=tmp_path / "mine.py", folder=tmp_path)
+        with pytest.raises(UserError, match=rf"fill\(rows 64 to 70, column block 0\) raised {where}$"):
+            source.fill(RowRange(64, 70), 0, np.zeros((6, 2), np.uint64))
+    finally:
+        sys.modules.pop("helper_of_a_source", None)
+        sys.path.remove(str(tmp_path))
 
 
 def test_a_python_source_takes_seed_and_n_only_if_it_wants_them(tmp_path: Path) -> None:
