@@ -62,9 +62,15 @@ def wait_for_phase(run: Started, role: str, phase: str, rng: random.Random) -> p
 # --- killed processes -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("phase", ["start", "middle", "end"])
+WHEN = pytest.mark.parametrize(
+    ("started", "phase"),
+    [("shm", "start"), ("shm", "middle"), ("shm", "end"), ("tcp", "middle")],
+    indirect=["started"],
+)
+
+
+@WHEN
 @pytest.mark.parametrize("role", ["generator", "receiver"])
-@pytest.mark.parametrize("started", ["shm", "tcp"], indirect=True)
 def test_a_killed_worker(started: Started, role: str, phase: str, uninterrupted: str) -> None:
     process = wait_for_phase(started, role, phase, random.Random(f"{role} {phase}"))
     is_missed = started.kill(process, LAST_PASS)
@@ -79,8 +85,7 @@ def test_a_killed_worker(started: Started, role: str, phase: str, uninterrupted:
         assert started.recorded() == uninterrupted
 
 
-@pytest.mark.parametrize("phase", ["start", "middle", "end"])
-@pytest.mark.parametrize("started", ["shm", "tcp"], indirect=True)
+@WHEN
 def test_a_killed_coordinator(started: Started, phase: str, uninterrupted: str) -> None:
     wait_for_phase(started, "coordinator", phase, random.Random(f"coordinator {phase}")).kill()
     status, _ = started.end()
