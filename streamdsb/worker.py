@@ -147,12 +147,16 @@ def say_hello(role: Role, origin: Origin, control: Control) -> Membership:
     if config.digest() != welcome.digest:
         raise UserError(f"{control.peer} and this {role} understand the configuration differently")
     if origin.expected is not None:
-        _require_same(load_config_for_apart(origin.expected), config, origin.expected)
+        _require_same(load_config_for_apart(origin.expected), config, origin.expected, role)
     return Membership(welcome.run, config)
 
 
-def _require_same(own: Config, theirs: Config, path: Path) -> None:
+def _require_same(own: Config, theirs: Config, path: Path, role: Role) -> None:
     ours, others = own.model_dump(), theirs.model_dump()
+    for problem in (ours["problem"], others["problem"]):
+        # files that only others open may lie elsewhere on this machine
+        for key in ("field",) if role == "generator" else ("field", "path"):
+            problem[key] = problem[key] and Path(problem[key]).name
     for section, values in ours.items():
         # the key `receivers` stands at the top and has no section
         keys = values if isinstance(values, dict) else {}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from streamdsb.channel import Channel, prove_token
@@ -24,6 +25,7 @@ from tests.harness import (
     wait_until,
     written_config,
 )
+from validation import oracle
 
 TOKEN = "correct horse battery staple"
 WITH_TOKEN = {"STREAMDSB_TOKEN": TOKEN}
@@ -246,6 +248,21 @@ def test_a_file_that_says_the_same_is_taken(tmp_path: Path, transport: str) -> N
         party.assert_completes(coordinator)
         used = "tcp" if transport == "shm" else transport
         assert f"transport: {used}" in (party.out / "config.yaml").read_text()
+
+
+def test_files_that_another_opens_may_lie_elsewhere(tmp_path: Path) -> None:
+    np.save(tmp_path / "J.npy", oracle.random_couplings(500, 42))
+    written = SMALL.to_yaml().replace("source: random", "source: file").replace("path: null", "path: J.npy")
+    (tmp_path / "elsewhere").mkdir()
+    other = tmp_path / "elsewhere" / "run.yaml"
+    other.write_text(written)
+    with party_of(tmp_path, SMALL) as party:
+        party.path.write_text(written)
+        coordinator = party.start("coordinate")
+        expecting = ("receive", "--connect", party.address, "--expect", other)
+        party.commands.append(start_command(*expecting, environment=WITH_TOKEN))
+        party.start("generate")
+        party.assert_completes(coordinator)
 
 
 @pytest.mark.parametrize("role", ["generate", "receive"])
