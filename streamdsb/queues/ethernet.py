@@ -277,7 +277,8 @@ class EthernetReceiver(DatagramEnd):
 
     def close(self) -> None:
         super().close()
-        del self._ring, self._frames, self._last_frame  # mapped memory keeps its socket open
+        # memory that is mapped keeps its socket open
+        self._ring = self._frames = self._last_frame = np.empty((0, 0), np.uint64)
 
     def receive(self) -> np.ndarray | None:
         if not self._held:

@@ -6,6 +6,7 @@ socket.  Nothing is fragmented: the path has to carry jumbo frames.
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 
@@ -25,6 +26,7 @@ SEGMENTS = 15
 # of Linux, where the socket module does not name them
 _IP_MTU_DISCOVER, _IP_MTU, _IPV6_MTU_DISCOVER, _IPV6_MTU, _NEVER_FRAGMENT = 10, 14, 23, 24, 2
 _UDP_SEGMENT = 103
+_REFUSALS = (errno.EINVAL, errno.EIO, errno.EOPNOTSUPP)
 _UDP_HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
 
 KERNELS = datagrams.KERNELS
@@ -71,6 +73,30 @@ class UdpSender(DatagramSender):
 
     def __init__(self, connected: socket.socket, burst_frames: int, window: int) -> None:
         super().__init__(connected, burst_frames, window, SEGMENTS if segment(connected) else 1)
+        self._count = 0
+
+    def commit(self, count: int) -> None:
+        self._count = count
+        super().commit(count)
+
+    def _flush(self) -> bool:
+        return super()._flush() or (self._segments > 1 and self._look_why() and super()._flush())
+
+    def _look_why(self) -> bool:
+        """Whether what was left can go after all: a system or an interface may refuse to segment messages."""
+        first = self._sent * self._segments
+        try:
+            self._socket.send(self._out.frames[first : min(first + self._segments, self._count)].data)
+        except OSError as error:
+            if error.errno not in _REFUSALS:
+                return False
+            self._socket.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, 0)
+            self._segments = 1
+            self._committed = self._out.aim(self._count, 1)
+            self._sent = first
+        else:
+            self._sent += 1
+        return True
 
 
 class UdpReceiver(DatagramEnd):
