@@ -9,9 +9,10 @@ import numpy as np
 from streamdsb import cuda
 from streamdsb.control_words import ControlWords
 from streamdsb.errors import RunFailed
+from streamdsb.frame import ETHERTYPE_FIELD
 from streamdsb.hashing import Domain, key_of
 from streamdsb.layout import GROUP_ROWS, MAX_QUEUES, PAYLOAD_BYTES, Layout, RowRange, ceil_div
-from streamdsb.queues.peer import ETHERTYPE_FIELD, PEER_QUEUE, PeerRing
+from streamdsb.queues.peer import PEER_QUEUE, PeerRing
 
 SOURCES = {"random": Domain.RANDOM_COUPLINGS, "mattis": Domain.MATTIS_SIGNS}
 """Coupling sources that the GPU synthesizes, and the hash domain of each."""

@@ -14,6 +14,7 @@ from receiver.update_cuda import STATES, CudaState
 from streamdsb import cuda
 from streamdsb.control_words import ControlWords
 from streamdsb.errors import RunFailed, UserError
+from streamdsb.frame import ETHERTYPE_FIELD
 from streamdsb.layout import (
     BLOCK_COLUMNS,
     GROUP_ROWS,
@@ -24,7 +25,7 @@ from streamdsb.layout import (
     Layout,
     RowRange,
 )
-from streamdsb.queues.peer import BURST_FRAMES, ETHERTYPE_FIELD, PEER_QUEUE, PeerRing
+from streamdsb.queues.peer import BURST_FRAMES, PEER_QUEUE, PeerRing
 
 _WORKERS = 256
 _THREADS = _WORKERS + 32

@@ -20,6 +20,8 @@ if sys.byteorder != "little":  # pragma: no cover
 
 VERSION = 1
 ETHERTYPE = 0x88B5
+ETHERTYPE_FIELD = int.from_bytes(ETHERTYPE.to_bytes(2, "big"), "little")
+"""The EtherType as who reads little-endian words finds it in a header."""
 
 HEADER = np.dtype(
     [
@@ -65,7 +67,7 @@ def headers_of(frames: np.ndarray) -> np.ndarray:
     return frames[:, : HEADER_BYTES // 8].view(HEADER)[:, 0]
 
 
-_ETHERTYPE_BYTES = np.uint64(int.from_bytes(ETHERTYPE.to_bytes(2, "big"), "little") << 32)
+_ETHERTYPE_BYTES = np.uint64(ETHERTYPE_FIELD << 32)
 
 
 @inline

@@ -16,7 +16,6 @@ import numpy as np
 
 from streamdsb import cuda
 from streamdsb.errors import RunFailed
-from streamdsb.frame import ETHERTYPE
 from streamdsb.layout import FRAME_BYTES
 from streamdsb.messages import DeviceRing
 
@@ -24,9 +23,6 @@ BURST_FRAMES = 64
 """Slots of a place: the frames of one 64-row group in one column block."""
 
 PLACE_BYTES = BURST_FRAMES * FRAME_BYTES
-
-ETHERTYPE_FIELD = int.from_bytes(ETHERTYPE.to_bytes(2, "big"), "little")
-"""The EtherType as kernels, which read little-endian words, find it in a header."""
 
 PEER_QUEUE = np.dtype([(name, "u8") for name in ("frames", "ready", "credit", "places", "next", "place")])
 """struct PeerQueue of peer_queue.cuh."""
