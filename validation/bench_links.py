@@ -5,16 +5,22 @@ nothing else.  A pass over the link synthesizes random couplings, writes and ver
 window and accumulates.  All are two processes on this machine; rates are bytes of payload a second, the
 median of several turns taken alternately, since the speed of a shared host drifts.  For the passes that lose
 frames, a part of them, drawn anew each time, is made unreadable on its way out.
+
+Datagrams go over the loopback interface; raw Ethernet frames over a pair of virtual interfaces in a network
+namespace of this process, or also over the loopback interface where it may not make one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import os
 import select
+import shutil
 import socket
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -23,7 +29,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,21 +40,25 @@ from receiver.accumulate_cpu import CpuAccumulator
 from receiver.check import FrameCheck
 from receiver.recv import LossyQueueIntake, receive_pass
 from receiver.window import Window
+from streamdsb.errors import UserError
 from streamdsb.frame import FrameType, empty_frames, write_headers
-from streamdsb.layout import PAYLOAD_BYTES, Layout
+from streamdsb.layout import FRAME_BYTES, PAYLOAD_BYTES, Layout
 from streamdsb.machine import describe_machine
 from streamdsb.payload_checksum import checksums, write_checksums
-from streamdsb.queues import datagrams, udp
+from streamdsb.queues import datagrams, ethernet, udp
+from streamdsb.queues.base import LossyReceiver, LossySender
+from streamdsb.queues.ethernet import EthernetReceiver, EthernetSender
 from streamdsb.queues.udp import SEGMENTS, UdpReceiver, UdpSender
 
-_RUN, _WINDOW, _BURST, _TIMEOUT_S = 1, 4096, 256, 60.0
+_RUN, _QUEUE, _WINDOW, _BURST, _TIMEOUT_S = 1, 0, 4096, 256, 60.0
 _TURNS = 5
 _LOST = 0.01
+_CLONE_NEWNET = 0x4000_0000
 
 Figures = dict[str, Any]
 
 
-class LosingSender(UdpSender):
+class _LosingUdpSender(UdpSender):
     """A sender on whose link a part of all frames becomes unreadable."""
 
     lost = 0.0
@@ -60,26 +70,116 @@ class LosingSender(UdpSender):
         super().commit(count)
 
 
+class _Link(Protocol):
+    """What both the plain pair and the queue send their frames over."""
+
+    def sockets(self) -> tuple[socket.socket, socket.socket]:
+        """Two sockets, from the first to the second."""
+
+    def address(self, frames: np.ndarray) -> None:
+        """Make frames that the second socket takes."""
+
+    def ends(self, lost: float) -> tuple[LossySender, LossyReceiver]:
+        """Both ends of a queue."""
+
+
+class _Udp:
+    def sockets(self) -> tuple[socket.socket, socket.socket]:
+        ends = [udp.open_socket("127.0.0.1", _WINDOW) for _ in range(2)]
+        for own, other in (ends, ends[::-1]):
+            udp.connect_socket(own, "127.0.0.1", other.getsockname()[1])
+        return ends[0], ends[1]
+
+    def address(self, frames: np.ndarray) -> None:
+        """Nothing to do: the sockets are connected."""
+
+    def ends(self, lost: float) -> tuple[LossySender, LossyReceiver]:
+        sending, receiving = self.sockets()
+        receiver = UdpReceiver(receiving, _BURST)
+        receiver.window = min(_WINDOW, receiver.window)
+        sender = _LosingUdpSender(sending, _BURST, receiver.window)
+        sender.lost = lost
+        return sender, receiver
+
+
+class _Ethernet:
+    def __init__(self, first: str, second: str, medium: str) -> None:
+        self.medium = medium
+        self._first, self._second = first, second
+        self._first_mac, self._second_mac = ethernet.mac_of(first), ethernet.mac_of(second)
+
+    def sockets(self) -> tuple[socket.socket, socket.socket]:
+        sending = ethernet.open_socket(self._first, self._second_mac, _RUN, _QUEUE, ethernet.BACK)
+        receiving = ethernet.open_socket(self._second, self._first_mac, _RUN, _QUEUE, ethernet.FORWARD)
+        datagrams.widen(receiving, 2 * _WINDOW * FRAME_BYTES)
+        return sending, receiving
+
+    def address(self, frames: np.ndarray) -> None:
+        write_headers(frames, int(FrameType.TILE), _RUN, 0, 0, 0, 0, _QUEUE, 0)
+        ethernet.Address(self._second_mac, self._first_mac).write(frames, len(frames))
+
+    def ends(self, lost: float) -> tuple[LossySender, LossyReceiver]:
+        receiver = EthernetReceiver(self._second, self._first_mac, _RUN, _QUEUE, _BURST, _WINDOW)
+        return EthernetSender(self._first, self._second_mac, _RUN, _QUEUE, _BURST, _WINDOW), receiver
+
+
+def _ethernet() -> _Ethernet | None:
+    """What raw frames go over; None where the system does not permit it."""
+    try:
+        if _enter_own_network():
+            return _Ethernet("first", "second", "veth")
+        ethernet.require_usable("lo")
+        return _Ethernet("lo", "lo", "lo")
+    except UserError as error:
+        print(f"without ethernet: {error}")
+        return None
+
+
+def _enter_own_network() -> bool:
+    """Leave the machine's network for one of this process alone, where two interfaces are a link."""
+    if shutil.which("ip") is None or ctypes.CDLL(None).unshare(_CLONE_NEWNET):
+        return False
+    for command in (
+        "ip link set dev lo up",
+        "ip link add first mtu 9000 type veth peer second mtu 9000",
+        "ip link set dev first up",
+        "ip link set dev second up",
+    ):
+        subprocess.run(command.split(), check=True)
+    return True
+
+
 def main(n: int, output: Path | None) -> None:
     """Measure, print a table and write JSON."""
     machine = describe_machine()
-    print(f"{machine['cpu']}, {os.cpu_count()} cores, n = {n:,}, B = 8; GB/s of payload over loopback\n")
     layout = Layout(n, 8, 1)
+    frames = layout.frames_per_pass
+    over_udp, over_ethernet = _Udp(), _ethernet()
+    print(f"{machine['cpu']}, {os.cpu_count()} cores, n = {n:,}, B = 8; GB/s of payload\n")
+    measures: dict[str, Callable[[], float]] = {
+        "plain sendmmsg and recvmmsg": lambda: _plain_rate(over_udp, frames, 1),
+        f"the same, {SEGMENTS} frames a message": lambda: _plain_rate(over_udp, frames, SEGMENTS),
+        "udp": lambda: _pass_rate(over_udp, layout, 0.0),
+        f"udp, {_LOST:.0%} of the frames lost": lambda: _pass_rate(over_udp, layout, _LOST),
+    }
+    if over_ethernet is not None:
+        raw = over_ethernet
+        measures[f"plain, raw frames over {raw.medium}"] = lambda: _plain_rate(raw, frames, 1)
+        measures["ethernet"] = lambda: _pass_rate(raw, layout, 0.0)
     turns: dict[str, list[float]] = {}
     for _ in range(_TURNS):
-        for name, measure in {
-            "plain sendmmsg and recvmmsg": lambda: _plain_rate(layout.frames_per_pass, 1),
-            f"the same, {SEGMENTS} frames a message": lambda: _plain_rate(layout.frames_per_pass, SEGMENTS),
-            "udp": lambda: _pass_rate(layout, 0.0),
-            f"udp, {_LOST:.0%} of the frames lost": lambda: _pass_rate(layout, _LOST),
-        }.items():
+        for name, measure in measures.items():
             turns.setdefault(name, []).append(measure())
     rates = {name: statistics.median(values) for name, values in turns.items()}
-    plain, _, whole, lossy = rates.values()
     for name, rate in rates.items():
         spread = f"{min(turns[name]) / 1e9:.2f} to {max(turns[name]) / 1e9:.2f}"
         print(f"  {name:44} {rate / 1e9:8.2f}   ({spread})")
-    print(f"  {'udp, of the plain pair':44} {whole / plain:8.0%}")
+    plain, _, whole, lossy, *others = rates.values()
+    shares = {"udp": whole / plain}
+    if others:
+        shares["ethernet"] = others[1] / others[0]
+    for name, share in shares.items():
+        print(f"  {name + ', of its plain pair':44} {share:8.0%}")
     print(f"  {'what the loss costs of the pass time':44} {whole / lossy - 1:8.0%}\n")
     stages = dict(_stages())
     for name, rate in stages.items():
@@ -92,7 +192,7 @@ def main(n: int, output: Path | None) -> None:
             "n": n,
             "turns": turns,
             "rates": rates,
-            "share_of_plain": whole / plain,
+            "shares_of_plain": shares,
             "cost_of_loss": whole / lossy - 1,
             "stages": stages,
         }
@@ -134,14 +234,6 @@ def _rate(work: Callable[[], None]) -> float:
     return _BURST * PAYLOAD_BYTES / statistics.median(times)
 
 
-def _pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets."""
-    ends = [udp.open_socket("127.0.0.1", _WINDOW) for _ in range(2)]
-    for own, other in (ends, ends[::-1]):
-        udp.connect_socket(own, "127.0.0.1", other.getsockname()[1])
-    return ends[0], ends[1]
-
-
 def _beside(work: Callable[[Connection], None]) -> tuple[multiprocessing.process.BaseProcess, Connection]:
     """`work` in another process, with a pipe to it."""
     context = multiprocessing.get_context("fork")
@@ -151,15 +243,16 @@ def _beside(work: Callable[[Connection], None]) -> tuple[multiprocessing.process
     return process, ours
 
 
-def _plain_rate(frames: int, segments: int) -> float:
+def _plain_rate(link: _Link, frames: int, segments: int) -> float:
     """Frames from one process to another by the system calls alone; what got lost does not count."""
-    sending, receiving = _pair()
+    sending, receiving = link.sockets()
     messages = datagrams.Messages(_BURST)
 
     def send(pipe: Connection) -> None:
         if segments > 1:
             udp.segment(sending)
         batch = datagrams.Messages(_BURST)
+        link.address(batch.frames)
         whole = batch.aim(_BURST, segments)
         for _ in range(frames // _BURST):
             sent = 0
@@ -185,17 +278,13 @@ def _plain_rate(frames: int, segments: int) -> float:
     return received * PAYLOAD_BYTES / (last - start)
 
 
-def _pass_rate(layout: Layout, lost: float) -> float:
+def _pass_rate(link: _Link, layout: Layout, lost: float) -> float:
     """Whole passes from one process to another, the second of two."""
-    sending, receiving = _pair()
+    sender, receiver = link.ends(lost)
     rows, cancelled = layout.rows, threading.Event()
-    receiver = UdpReceiver(receiving, _BURST)
-    room = min(_WINDOW, receiver.window)
     source = RandomCouplings(layout.n, 42)
 
     def send(pipe: Connection) -> None:
-        sender = LosingSender(sending, _BURST, room)
-        sender.lost = lost
         feeder = LossyFeeder(0, rows, layout, _RUN, source, sender)
         with suppress(EOFError):
             while True:
@@ -204,7 +293,7 @@ def _pass_rate(layout: Layout, lost: float) -> float:
                 serve_until_acknowledged([feeder], pipe.poll, cancelled)
 
     process, pipe = _beside(send)
-    window = Window(layout, 0, rows, _RUN, _BURST, room, 10.0)
+    window = Window(layout, 0, rows, _RUN, _BURST, sender.window, 10.0)
     accumulator = CpuAccumulator(layout, rows)
     signs = np.random.default_rng(0).integers(0, 2**64, (layout.replicas, layout.bitmap_words), np.uint64)
     seconds = 0.0
@@ -218,6 +307,6 @@ def _pass_rate(layout: Layout, lost: float) -> float:
     pipe.close()
     process.kill()
     process.join()
-    for end in (sending, receiving):
-        end.close()
+    sender.close()
+    receiver.close()
     return layout.payload_per_pass / seconds

@@ -57,8 +57,8 @@ _ARPHRD_ETHER, _ARPHRD_LOOPBACK = 1, 772
 _LOAD_WORD, _LOAD_HALF, _LOAD_LENGTH, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x28, 0x80, 0x15, 0x06
 
 _Types = tuple[FrameType, FrameType]
-_FORWARD = (FrameType.TILE, FrameType.PASS_END)
-_BACK = (FrameType.RESEND, FrameType.PASS_ACK)
+FORWARD = (FrameType.TILE, FrameType.PASS_END)
+BACK = (FrameType.RESEND, FrameType.PASS_ACK)
 
 
 @kernel("int64(uint64[::1], int64, int64)")
@@ -176,7 +176,7 @@ def _swapped(value: int, size: int) -> int:
     return int.from_bytes(value.to_bytes(size, "little"), "big")
 
 
-def _open_socket(
+def open_socket(
     interface: str,
     peer: bytes,
     run: int,
@@ -203,7 +203,7 @@ def _open_socket(
     return opened
 
 
-class _Address:
+class Address:
     """What the first 12 bytes of a frame say: to whom, and from whom."""
 
     def __init__(self, destination: bytes, source: bytes) -> None:
@@ -223,9 +223,9 @@ class EthernetSender(DatagramSender):
     def __init__(
         self, interface: str, peer: bytes, run: int, queue: int, burst_frames: int, window: int
     ) -> None:
-        opened = _open_socket(interface, peer, run, queue, _BACK)
+        opened = open_socket(interface, peer, run, queue, BACK)
         super().__init__(opened, burst_frames, window)
-        self._address = _Address(peer, mac_of(interface))
+        self._address = Address(peer, mac_of(interface))
 
     def commit(self, count: int) -> None:
         self._address.write(self._out.frames, count)
@@ -262,7 +262,7 @@ class EthernetReceiver(DatagramEnd):
                     f" {blocks * block_bytes} bytes a queue; set it lower"
                 ) from None
 
-        super().__init__(_open_socket(interface, peer, run, queue, _FORWARD, make_ring))
+        super().__init__(open_socket(interface, peer, run, queue, FORWARD, make_ring))
         memory = mmap.mmap(self._descriptor, blocks * block_bytes)
         self._ring = np.frombuffer(memory, np.uint64)
         self._last = self.window - 1
@@ -273,7 +273,7 @@ class EthernetReceiver(DatagramEnd):
         self._at, self._held = 0, 0
         self._dropped = 0
         self._back = Messages(1)
-        self._address = _Address(peer, mac_of(interface))
+        self._address = Address(peer, mac_of(interface))
 
     def close(self) -> None:
         super().close()
