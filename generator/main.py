@@ -22,12 +22,10 @@ def work(origin: Origin, control: Control) -> None:
     if member.config.generator.backend == "cuda":
         _work_on_gpu(member.config, member.run, control)
         return
-    control.send(Compiling(what="synthesis and queues"))
-    compile_kernels(
-        *frame.KERNELS, *shm.KERNELS, *synthesize_cpu.KERNELS, *symmetry.KERNELS, *matrix_file.KERNELS
-    )
+    kernels = [*frame.KERNELS, *shm.KERNELS, *synthesize_cpu.KERNELS, *symmetry.KERNELS, *matrix_file.KERNELS]
     if member.config.stream.is_lossy:
-        compile_kernels(*udp.KERNELS, *payload_checksum.KERNELS)
+        kernels += [*udp.KERNELS, *payload_checksum.KERNELS]
+    compile_kernels(*kernels, announce=lambda: control.send(Compiling(what="synthesis and queues")))
     source = open_source(member.config.problem)
     control.send(Opened(n=source.n))
     resolved, _ = control.expect(Resolved)

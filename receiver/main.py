@@ -26,13 +26,17 @@ def work(origin: Origin, control: Control) -> None:
     """Be the receiver of the run that `control` leads to, until it is over."""
     member = say_hello("receiver", origin, control)
     on_gpu = member.config.receiver.backend == "cuda"
-    control.send(Compiling(what=f"checks, accumulation, update and queues{' for the GPU' if on_gpu else ''}"))
-    if not on_gpu:
-        compile_kernels(*frame.KERNELS, *check.KERNELS, *accumulate_cpu.KERNELS, *update_cpu.KERNELS)
+    what = "checks, accumulation, update and queues"
+    kernels = []
+    if on_gpu:
+        control.send(Compiling(what=f"{what} for the GPU"))
+    else:
+        kernels += [*frame.KERNELS, *check.KERNELS, *accumulate_cpu.KERNELS, *update_cpu.KERNELS]
     if member.config.stream.transport == "shm":
-        compile_kernels(*shm.KERNELS)
+        kernels += shm.KERNELS
     if member.config.stream.is_lossy:
-        compile_kernels(*udp.KERNELS, *window.KERNELS, *payload_checksum.KERNELS)
+        kernels += [*udp.KERNELS, *window.KERNELS, *payload_checksum.KERNELS]
+    compile_kernels(*kernels, announce=lambda: control.send(Compiling(what=what)))
     resolved, field_bytes = control.expect(Resolved)
     config = member.config.with_n(resolved.n)
     field = np.frombuffer(field_bytes, np.int32) if field_bytes else None

@@ -46,14 +46,20 @@ def kernel(signature: str | tuple[Any, ...]) -> Callable[[Callable[..., Any]], A
     return decorate
 
 
-def compile_kernels(*kernels: Any) -> None:
+def compile_kernels(*kernels: Any, announce: Callable[[], None] = lambda: None) -> None:
     """Compile each kernel, or load it from numba's cache, for its own signature and no other.
 
     What NumPy calls contiguous depends on the shape too (a single row always is); without this, a kernel
     would be compiled once more in the middle of a pass.  May be called again, and from several threads.
+    announce: called once it turns out that something is not in the cache.
     """
+    announced = False
     with _compiling:
         for dispatcher in kernels:
+            before = sum(dispatcher.stats.cache_misses.values())
             dispatcher.disable_compile(False)
             dispatcher.compile(dispatcher.streamdsb_signature)
             dispatcher.disable_compile()
+            if not announced and sum(dispatcher.stats.cache_misses.values()) > before:
+                announce()
+                announced = True
