@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from streamdsb.config import Config
 from streamdsb.layout import FRAME_BYTES
 
-_PROCESS_BYTES = 150_000_000
-"""What a Python process with numba takes by itself, as measured."""
+_PROCESS_BYTES = 165_000_000
+"""What a generator or receiver takes by itself, its kernels loaded, as measured."""
+
+_COMPILING_BYTES = {"receiver": 245_000_000, "generator": 205_000_000}
+"""What each takes at most while it compiles, before it allocates anything else; as measured."""
 
 _WIRE_BYTES = FRAME_BYTES + 24
 """A frame on Ethernet, with check sequence, preamble and gap."""
@@ -68,9 +71,11 @@ class Plan:
         if self.gpu_memory:
             gpu, frames = bytes_text(self.gpu_memory), bytes_text(self.gpu_ring)
             return f"GPU memory {gpu} for the receiver, {frames} of it for frames"
+        receiver, generator = (bytes_text(size) for size in _COMPILING_BYTES.values())
         return (
             f"memory {bytes_text(self.receiver_memory)} for the receiver, {bytes_text(self.generator_memory)}"
-            f" for the generator, {bytes_text(self.ring_memory)} of it shared"
+            f" for the generator, {bytes_text(self.ring_memory)} of it shared; before that, if they have to"
+            f" compile, up to {receiver} and {generator}"
         )
 
     def link_line(self, gigabits_per_second: float) -> str:
@@ -101,7 +106,7 @@ def with_known_n(config: Config) -> Config:
 
 def bytes_text(size: float) -> str:
     """A size with three digits and a decimal unit."""
-    units = ["B", "kB", "MB", "GB", "TB", "PB"]
+    units = ["B", "kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"]
     while size >= 999.5 and len(units) > 1:
         size /= 1000
         units.pop(0)
@@ -110,7 +115,7 @@ def bytes_text(size: float) -> str:
 
 def duration_text(seconds: float) -> str:
     """A duration for people: 1.23 ms, 45.6 s, 12 min 5 s, 3 h 20 min, 2 d 5 h."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 100:
         return f"{seconds:.3g} s"

@@ -8,7 +8,7 @@ import threading
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -53,7 +53,19 @@ _out = click.option(
     help="Run directory; by default a new one under runs/.",
 )
 _overwrite = click.option("--overwrite", is_flag=True, help="Replace the run that --out holds.")
-_positive = click.FloatRange(min=0, min_open=True)
+
+
+class _Positive(click.FloatRange):
+    """A number that a model can divide by; NaN, which is in no range, is refused like what is outside."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        return (
+            number if number == number else self.fail(f"nan is not in {self._describe_range()}.", param, ctx)
+        )
+
+
+_positive = _Positive(1e-9, 1e15)
 _connect = click.option("--connect", "address", required=True, metavar="HOST:PORT", help="The coordinator.")
 _expect = click.option(
     "--expect",
@@ -139,7 +151,7 @@ def coordinate(
     """Lead a run of CONFIG whose generator and receiver are started apart and join over TCP.
 
     All three need the same token in the environment variable STREAMDSB_TOKEN; without one, a new token
-    is made and shown.
+    is made and shown. Waits up to 600 s for the two to join.
     """
     from coordinator.main import coordinate as lead
     from coordinator.progress import TerminalDisplay
@@ -155,12 +167,17 @@ def coordinate(
 @_connect
 @_expect
 def generate(address: str, expect: Path | None) -> None:
-    """Be the generator of a run: connect to its coordinator and make its couplings."""
+    """Be the generator of a run: connect to its coordinator and make its couplings.
+
+    Waits up to 60 s for a coordinator that does not listen yet.
+    """
     from generator.main import work
     from streamdsb.join import remote_origin
     from streamdsb.worker import serve
 
-    serve(remote_origin(address, expected=expect), work)
+    origin = remote_origin(address, expected=expect)
+    click.echo(f"connected to {origin.peer} as its generator", err=True)
+    serve(origin, work)
 
 
 @main.command()
@@ -168,12 +185,17 @@ def generate(address: str, expect: Path | None) -> None:
 @_expect
 @click.option("--data-host", help="Address the generator reaches this machine at, if not the obvious one.")
 def receive(address: str, expect: Path | None, data_host: str | None) -> None:
-    """Be the receiver of a run: connect to its coordinator, hold the replicas and accumulate."""
+    """Be the receiver of a run: connect to its coordinator, hold the replicas and accumulate.
+
+    Waits up to 60 s for a coordinator that does not listen yet.
+    """
     from receiver.main import work
     from streamdsb.join import remote_origin
     from streamdsb.worker import serve
 
-    serve(remote_origin(address, data_host, expect), work)
+    origin = remote_origin(address, data_host, expect)
+    click.echo(f"connected to {origin.peer} as its receiver", err=True)
+    serve(origin, work)
 
 
 @main.command()
@@ -181,7 +203,7 @@ def receive(address: str, expect: Path | None, data_host: str | None) -> None:
 @_settings
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_positive,
     default=400.0,
     show_default=True,
     help="Link rate in Gb/s; with --receivers, of payload into each of them.",
@@ -207,7 +229,10 @@ def plan(
     bandwidth: float,
     update_rate: float,
 ) -> None:
-    """Say what a run of CONFIG would cost; nothing is allocated or read."""
+    """Say what a run of CONFIG would cost; no couplings are read and nothing is allocated.
+
+    Only where CONFIG leaves problem.n open, the file or class that it names is opened and asked for it.
+    """
     from coordinator.plan import plan_lines, with_known_n
     from coordinator.scaling import Network, scaling_lines
     from streamdsb.config import load_config

@@ -115,9 +115,10 @@ def test_any_order(party: Party, order: tuple[str, ...]) -> None:
         started[role] = party.start(role)
         time.sleep(0.3)
     party.assert_completes(started["coordinate"])
-    for role in ("generate", "receive"):
+    for role, name in (("generate", "generator"), ("receive", "receiver")):
         _, err = started[role].communicate(timeout=HANG_S)
         assert started[role].returncode == 0, err
+        assert err == f"connected to the coordinator at {party.address} as its {name}\n"
 
 
 def test_a_wrong_token_keeps_strangers_out(party: Party) -> None:

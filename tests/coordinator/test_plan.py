@@ -1,10 +1,13 @@
 """What a run will cost: volumes by the formula, words for people, and nothing that is allocated."""
 
 import tracemalloc
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from coordinator.plan import Plan, bytes_text, duration_text
+from streamdsb.cli import main
 from tests.harness import config_of, run_command
 
 
@@ -53,6 +56,37 @@ def test_the_command(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert "400 Gb/s" in out
 
 
+def test_memory_is_what_processes_were_seen_to_take() -> None:
+    plan = Plan.of(config_of("mattis", 1_000_000, replicas=8))
+    assert plan.lines()[-1] == (
+        "memory 266 MB for the receiver, 169 MB for the generator, 4.19 MB of it shared; before that, if they"
+        " have to compile, up to 245 MB and 205 MB"
+    )
+
+
+@pytest.mark.parametrize("option", ["--rate", "--latency-us", "--bandwidth", "--update-rate"])
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "1e-310", "1e16", "fast"])
+def test_rates_that_are_none(option: str, value: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("problem: {source: mattis, n: 10000000}\n")
+    result = CliRunner().invoke(main, ["plan", str(path), "--receivers", "2", option, value])
+    assert result.exit_code == 2
+    assert option in result.output
+    assert value in result.output or str(float(value)) in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("value", ["1e-9", "1e15"])
+def test_the_lowest_and_the_highest_rate(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("problem: {source: mattis, n: 100000000}\nsolver: {updates: 2147483647}\n")
+    options = [
+        text for name in ("--rate", "--latency-us", "--bandwidth", "--update-rate") for text in (name, value)
+    ]
+    result = CliRunner().invoke(main, ["plan", str(path), "--receivers", "1,65536", *options])
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize(
     ("size", "text"),
     [
@@ -61,7 +95,9 @@ def test_the_command(tmp_path_factory: pytest.TempPathFactory) -> None:
         (1000, "1 kB"),
         (1_612_800_000, "1.61 GB"),
         (12.5e12, "12.5 TB"),
-        (1e18, "1e+03 PB"),
+        (1e18, "1 EB"),
+        (2.7e18, "2.7 EB"),
+        (2.7e24, "2.7 YB"),
     ],
 )
 def test_bytes_in_words(size: float, text: str) -> None:
@@ -72,6 +108,8 @@ def test_bytes_in_words(size: float, text: str) -> None:
     ("seconds", "text"),
     [
         (0.00123, "1.23 ms"),
+        (0.9994, "999 ms"),
+        (0.9999, "1 s"),
         (45.6, "45.6 s"),
         (725, "12 min 5 s"),
         (12_000, "3 h 20 min"),
