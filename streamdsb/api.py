@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamdsb.config import Config, load_config, make_config
+from streamdsb.errors import UserError
 
 if TYPE_CHECKING:
     from coordinator.main import RunResult
@@ -30,6 +33,7 @@ def run(
     lowest energy of the run, records (the lines of records.jsonl), summary, directory.
     Raises UserError for what cannot be run and RunFailed for a run that did not finish.
     """
+    _import_packages()
     from coordinator.main import run_here
     from coordinator.progress import SilentDisplay, TerminalDisplay
 
@@ -42,3 +46,19 @@ def run(
         return run_here(config, Path(out), overwrite, display)
     with tempfile.TemporaryDirectory(prefix="streamdsb-") as folder:
         return run_here(config, Path(folder) / "run", overwrite, display)
+
+
+def _import_packages() -> None:
+    """Import the packages beside this one, whatever a folder of the user's holds under their names."""
+    home = Path(__file__).resolve().parent.parent
+    sys.path.insert(0, str(home))
+    try:
+        for name in ("coordinator", "generator", "receiver"):
+            found = importlib.import_module(name).__file__
+            if found is None or Path(found).resolve().parent.parent != home:
+                raise UserError(
+                    f"a module {name} was imported from {found}, but streamdsb.run needs its own package of"
+                    " that name; rename yours"
+                )
+    finally:
+        sys.path.remove(str(home))

@@ -1,5 +1,7 @@
 """Running from Python, and the commands' help."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +45,30 @@ def test_run_from_a_thread(tmp_path: Path) -> None:
 def test_run_refuses_what_the_command_refuses() -> None:
     with pytest.raises(UserError, match=r"problem\.n"):
         streamdsb.run({"problem": {"source": "mattis", "n": 0}})
+
+
+def run_beside_a_coordinator(folder: Path, first: str) -> subprocess.CompletedProcess[str]:
+    """A program in a folder with a coordinator.py and a generator.py; `first` is its first line."""
+    for name in ("coordinator", "generator"):
+        (folder / f"{name}.py").write_text("raise ZeroDivisionError\n" if not first else "")
+    (folder / "program.py").write_text(
+        f"{first}\nimport streamdsb\n"
+        "result = streamdsb.run({'problem': {'source': 'mattis', 'n': 100}, 'solver': {'updates': 2}})\n"
+        "print(result.energies.min())\n"
+    )
+    return subprocess.run(
+        [sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def test_modules_of_the_users_do_not_hide_ours(tmp_path: Path) -> None:
+    done = run_beside_a_coordinator(tmp_path, "")
+    assert done.stdout == "-9900\n", done.stderr
+
+
+def test_a_module_of_the_users_that_was_imported_before_is_named(tmp_path: Path) -> None:
+    done = run_beside_a_coordinator(tmp_path, "import coordinator")
+    assert f"UserError: a module coordinator was imported from {tmp_path / 'coordinator.py'}" in done.stderr
 
 
 @pytest.mark.parametrize(
