@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from streamdsb.config_words import sentence, shown
 from streamdsb.errors import UserError
 from streamdsb.layout import (
     FRAME_BYTES,
@@ -33,9 +34,6 @@ from streamdsb.layout import (
     Layout,
 )
 from streamdsb.yaml_text import NotYaml, parse_yaml
-
-_SHOWN = 200
-"""Characters of a wrong value that an error message shows."""
 
 _MAX_UPDATES = 2**31 - 1
 _FLOAT32_MIN, _FLOAT32_MAX = 1e-45, 3.4e38
@@ -191,7 +189,7 @@ def _interval(every: Any) -> tuple[int | None, float | None]:
     in_passes = unit.startswith("pass")
     if not 0 < number <= _MAX_UPDATES or (in_passes and number != int(number)):
         raise ValueError(
-            f"checkpoint.every is {_shown(every)}, but it should be a number of passes from 1 to"
+            f"checkpoint.every is {shown(every)}, but it should be a number of passes from 1 to"
             f" {_MAX_UPDATES} such as 10, or a text such as '5 minutes', or null"
         )
     return (int(number), None) if in_passes else (None, 60.0 * number)
@@ -288,7 +286,7 @@ def load_config(path: Path, settings: Iterable[str] = ()) -> Config:
     except NotYaml as error:
         raise UserError(f"{path}{error}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: expected sections such as 'problem:' and 'solver:', found {_shown(values)}")
+        raise UserError(f"{path}: expected sections such as 'problem:' and 'solver:', found {shown(values)}")
     values = {
         key: value for key, value in values.items() if value is not None or key not in Config.model_fields
     }
@@ -316,7 +314,7 @@ def make_config(values: Mapping[str, Any], where: str = "configuration") -> Conf
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{where}: {_sentence(error, values)}") from None
+        raise UserError(f"{where}: {sentence(error, values, Config)}") from None
 
 
 def _expand_python_source(problem: dict[str, Any]) -> dict[str, Any]:
@@ -355,71 +353,12 @@ def _apply_setting(values: dict[str, Any], setting: str) -> None:
     try:
         value = parse_yaml(text) if text.strip() else None
     except NotYaml:
-        raise UserError(f"--set {setting}: the value {_shown(text)} is not valid YAML") from None
+        raise UserError(f"--set {setting}: the value {shown(text)} is not valid YAML") from None
     section = values.setdefault(parts[0], {})
     if not isinstance(section, dict):
         raise UserError(
-            f"--set {setting}: {parts[0]} is {_shown(section)} in the file, not a section with keys"
+            f"--set {setting}: {parts[0]} is {shown(section)} in the file, not a section with keys"
         )
     section[parts[1]] = value
     if parts[0] == "problem" and parts[1] in ("path", "field"):
         _anchor_paths(values, Path.cwd())
-
-
-def _sentence(error: ValidationError, values: Mapping[str, Any]) -> str:
-    first = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
-    key = ".".join(location) or "configuration"
-    if first["type"] in ("extra_forbidden", "invalid_key"):
-        return f"unknown key {key}; valid keys here: {', '.join(_section(location[:-1]).model_fields)}"
-    if first["type"] == "missing":
-        return f"the key {key} is missing"
-    if first["type"] == "value_error":
-        return str(first["ctx"]["error"])
-    if first["type"] == "model_type":
-        allowed = f"a section with the keys {', '.join(_section(location).model_fields)}"
-    else:
-        allowed = _allowed_range(location) or first["msg"].removeprefix("Input should be ")
-    return f"{key} is {_shown(_given(values, location, first['input']))}, but it should be {allowed}"
-
-
-def _given(values: Any, location: list[str], otherwise: Any) -> Any:
-    """The value at `location` as it was before anything was read into it."""
-    for name in location:
-        if not isinstance(values, Mapping) or name not in values:
-            return otherwise
-        values = values[name]
-    return values
-
-
-def _allowed_range(location: list[str]) -> str | None:
-    """The limits of a number, in words; None for what is not a number with two limits."""
-    try:
-        field = _section(location[:-1]).model_fields[location[-1]]
-    except (KeyError, IndexError, AttributeError):
-        return None
-    limits = [limit for item in field.metadata for limit in getattr(item, "metadata", [item])]
-    low = next((limit.ge for limit in limits if hasattr(limit, "ge")), None)
-    above = next((limit.gt for limit in limits if hasattr(limit, "gt")), None)
-    high = next((limit.le for limit in limits if hasattr(limit, "le")), None)
-    kind = "an integer" if "int" in str(field.annotation) else "a number"
-    if low is not None and high is not None:
-        return f"{kind} from {low} to {high}"
-    if above is not None:
-        return f"{kind} above {above}" + ("" if high is None else f" and up to {high}")
-    return None
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python prints no more than 4300 digits
-        text = "a very long number"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def _section(names: list[str]) -> Any:
-    model: Any = Config
-    for name in names:
-        model = model.model_fields[name].annotation
-    return model
