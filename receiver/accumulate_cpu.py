@@ -109,7 +109,10 @@ class CpuAccumulator:
     """
 
     def __init__(self, layout: Layout, rows: RowRange) -> None:
-        assert rows.start % GROUP_ROWS == 0
+        if rows.start % GROUP_ROWS:
+            raise ValueError(
+                f"rows begin at {rows.start}, but they should begin at a multiple of {GROUP_ROWS}"
+            )
         self._rows = rows
         self._counts = np.zeros((layout.replicas, len(rows)), np.int32)
         self._tiles = [_aligned_tile(layout.replicas) for _ in range(layout.queues)]

@@ -77,7 +77,10 @@ class Layout:
 
     def of(self, rows: RowRange) -> Layout:
         """The layout of the receiver that owns `rows`."""
-        assert rows.start % GROUP_ROWS == 0
+        if rows.start % GROUP_ROWS:
+            raise ValueError(
+                f"rows begin at {rows.start}, but they should begin at a multiple of {GROUP_ROWS}"
+            )
         return replace(self, own_rows=rows)
 
     @property

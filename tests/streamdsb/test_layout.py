@@ -109,3 +109,8 @@ def test_the_layout_of_some_rows() -> None:
     assert layouts[1].frames_on(1) == 704
     assert layouts[1].state_bytes == 8 * 1408 * 12 + 9 * 65 * 8
     assert all(layout.bitmap_words == 65 for layout in layouts)
+
+
+def test_rows_that_do_not_begin_a_group_are_refused() -> None:
+    with pytest.raises(ValueError, match="rows begin at 65, but they should begin at a multiple of 64"):
+        Layout(4097, 8, 2).of(RowRange(65, 128))
