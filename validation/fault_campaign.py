@@ -183,7 +183,7 @@ def _kill_some(launch: _Launch, passes: int, course: Course, rng: random.Random)
         target = launch.recorded() + rng.randint(0, max(0, left // (KILLS_PER_RUN - len(course.kills))))
         launch.wait_for(moment, target, rng)
         victim = launch.process(role)
-        if victim is None or not launch.is_alive:
+        if victim is None:
             continue
         with suppress(psutil.Error):
             victim.suspend()  # everything stands still soon, and can be looked at
@@ -255,6 +255,8 @@ class _Launch:
     def process(self, role: str) -> psutil.Process | None:
         """The process of `role` if it is there."""
         self._look()
+        if not self.is_alive:
+            return None
         with suppress(psutil.Error):
             if role == "coordinator":
                 return psutil.Process(self._command.pid)
@@ -299,6 +301,8 @@ class _Launch:
 
     def _look(self) -> None:
         """Remember what runs now, to see that it ends."""
+        if not self.is_alive:
+            return  # its pid may be somebody else's by now
         with suppress(psutil.Error):
             self._others |= {process.pid: process for process in psutil.Process(self._command.pid).children()}
 
