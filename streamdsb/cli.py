@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -66,7 +67,27 @@ class _Positive(click.FloatRange):
 
 
 _positive = _Positive(1e-9, 1e15)
-_connect = click.option("--connect", "address", required=True, metavar="HOST:PORT", help="The coordinator.")
+
+
+def _host_and_port(_: click.Context, option: click.Parameter, address: str) -> str:
+    """Refuse what neither a resolver nor an integer takes, with the option's name."""
+    host, _colon, port = address.rpartition(":")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise UserError(f"{option.opts[0]} {address}: {host!r} is not a host name or an address") from None
+    if len(port) > 5:
+        raise UserError(f"{option.opts[0]} {address[:80]}: expected HOST:PORT with a port from 0 to 65535")
+    return address
+
+
+def _address(name: str, help_text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(
+        name, "address", required=True, metavar="HOST:PORT", callback=_host_and_port, help=help_text
+    )
+
+
+_connect = _address("--connect", "The coordinator.")
 _expect = click.option(
     "--expect",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -144,7 +165,7 @@ def _run_as_rank(
 @_settings
 @_out
 @_overwrite
-@click.option("--listen", "address", required=True, metavar="HOST:PORT", help="Where the others connect.")
+@_address("--listen", "Where the others connect.")
 def coordinate(
     config: Path, settings: tuple[str, ...], out: Path | None, overwrite: bool, address: str
 ) -> None:

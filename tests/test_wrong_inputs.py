@@ -138,3 +138,15 @@ def test_a_source_that_drifts_ends_the_run(tmp_path: Path) -> None:
     ):
         run_in_threads(config, tmp_path / "run")
     assert (tmp_path / "run" / "records.jsonl").read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    "address", ["..:7000", f"{'a' * 70}:7000", f"localhost:{'7' * 5000}", "localhost:70000", "x"]
+)
+@pytest.mark.parametrize("arguments", [["generate", "--connect"], ["coordinate", "run.yaml", "--listen"]])
+def test_addresses_that_are_none(arguments: list[str], address: str, tmp_path: Path) -> None:
+    written_config(tmp_path, config_of(n=100, stream={"transport": "tcp"}))
+    status, _, err = run_command(*arguments, address, environment={"STREAMDSB_TOKEN": "x"}, cwd=tmp_path)
+    assert status == 2, err
+    assert "Traceback" not in err
+    assert "HOST:PORT" in sentence_of(err) or "is not a host name" in sentence_of(err)
