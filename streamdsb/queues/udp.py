@@ -13,9 +13,11 @@ import socket
 import numpy as np
 
 from streamdsb.errors import UserError
+from streamdsb.jit import kernel
 from streamdsb.layout import FRAME_BYTES
+from streamdsb.native import moved, receive_some
 from streamdsb.queues import datagrams
-from streamdsb.queues.datagrams import DatagramEnd, DatagramSender, Messages, receive, send, widen
+from streamdsb.queues.datagrams import DatagramEnd, DatagramSender, Messages, send, widen
 
 _BYTES_SET_ASIDE = 9216
 """What Linux charges a socket's buffer for one frame; 8448 were seen."""
@@ -25,11 +27,30 @@ SEGMENTS = 15
 
 # of Linux, where the socket module does not name them
 _IP_MTU_DISCOVER, _IP_MTU, _IPV6_MTU_DISCOVER, _IPV6_MTU, _NEVER_FRAGMENT = 10, 14, 23, 24, 2
-_UDP_SEGMENT = 103
+_UDP_SEGMENT, _UDP_GRO = 103, 104
 _REFUSALS = (errno.EINVAL, errno.EIO, errno.EOPNOTSUPP)
 _UDP_HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
 
-KERNELS = datagrams.KERNELS
+
+@kernel("int64(int64, uint64[:, ::1], int64[::1])")
+def _receive_whole(descriptor: int, headers: np.ndarray, counts: np.ndarray) -> int:
+    """Receive messages, as many as have come; how many, and in `counts` the whole frames of each."""
+    messages = max(0, receive_some(descriptor, headers, counts.size))
+    for i in range(messages):
+        counts[i] = moved(headers, i)[0] // FRAME_BYTES
+    return messages
+
+
+@kernel("int64(int64[::1], int64, int64, int64)")
+def _run_from(counts: np.ndarray, first: int, stop: int, segments: int) -> int:
+    """How many messages from `first` on, before `stop`, have their frames without a gap between them."""
+    last = first
+    while last < stop and counts[last] == segments:
+        last += 1
+    return min(last + 1, stop) - first
+
+
+KERNELS = (*datagrams.KERNELS, _receive_whole, _run_from)
 
 
 def open_socket(host: str, window: int) -> socket.socket:
@@ -99,6 +120,15 @@ class UdpSender(DatagramSender):
         return True
 
 
+def coalesce(connected: socket.socket) -> bool:
+    """Let up to SEGMENTS datagrams come as one message; False if the system is too old for it."""
+    try:
+        connected.setsockopt(socket.IPPROTO_UDP, _UDP_GRO, 1)
+    except OSError:
+        return False
+    return True
+
+
 class UdpReceiver(DatagramEnd):
     """The receiver's end of a UDP queue."""
 
@@ -108,14 +138,26 @@ class UdpReceiver(DatagramEnd):
         super().__init__(connected)
         granted = connected.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         self.window = max(1, granted // _BYTES_SET_ASIDE)
-        self._in = Messages(burst_frames)
+        self._segments = SEGMENTS if burst_frames >= SEGMENTS and coalesce(connected) else 1
+        self._in = Messages(burst_frames // self._segments * self._segments)
+        self._counts = np.zeros(self._in.aim(len(self._in.frames), self._segments), np.int64)
         self._back = Messages(1)
-        self._held = 0
+        self._message, self._messages = 0, 0  # the first that is not released yet, and how many came
+        self._run, self._held = 0, 0  # messages and frames of the burst that is held
 
     def receive(self) -> np.ndarray | None:
-        if not self._held:
-            self._held = receive(self._descriptor, self._in.headers, self._in.frames)
-        return self._in.frames[: self._held] if self._held else None
+        while not self._held:
+            self._message += self._run
+            if self._message == self._messages:
+                self._message = 0
+                self._messages = _receive_whole(self._descriptor, self._in.headers, self._counts)
+            self._run = _run_from(self._counts, self._message, self._messages, self._segments)
+            if not self._run:
+                return None
+            last = self._message + self._run - 1
+            self._held = (self._run - 1) * self._segments + int(self._counts[last])
+        first = self._message * self._segments
+        return self._in.frames[first : first + self._held]
 
     def release(self) -> None:
         self._held = 0
@@ -126,4 +168,4 @@ class UdpReceiver(DatagramEnd):
             send(self._descriptor, self._back.headers, 0, 1)
 
     def arm(self) -> bool:
-        return not self._held
+        return not self._held and self._message + self._run == self._messages

@@ -3,14 +3,16 @@
 import socket
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from streamdsb.errors import UserError
+from streamdsb.frame import FrameType
 from streamdsb.queues import udp
 from streamdsb.queues.udp import UdpReceiver, UdpSender
 from tests.namespaces import Namespace
 from tests.queue_pairs import HANG_S, Pair, open_udp_pair, udp_sockets
-from tests.streamdsb.queues.test_lossy import BURST, ends_of, pump, send, take_all
+from tests.streamdsb.queues.test_lossy import BURST, ends_of, number, numbers_of, pump, send, take_all
 
 _SO_NO_CHECK = 11
 
@@ -63,21 +65,45 @@ def test_a_stranger_is_not_heard() -> None:
     pair.close()
 
 
+@pytest.mark.parametrize("burst_frames", [1, 4, BURST])
 @pytest.mark.parametrize("size", [0, 1, 64, 4095])
-def test_a_datagram_that_is_no_frame_is_none(size: int) -> None:
+def test_a_datagram_that_is_no_frame_is_none(size: int, burst_frames: int) -> None:
     sending, receiving = udp_sockets(100)
-    receiver = UdpReceiver(receiving, 4)
-    sending.send(b"\xff" * 4096)
-    frames = receiver.receive()
-    assert frames is not None
-    assert (frames == 2**64 - 1).all()
-    receiver.release()
-    sending.send(b"\xff" * size)
-    frames = receiver.receive()
-    assert frames is not None
-    assert frames[0, 1] == 0, "it could be taken for the frame that lay there"
+    receiver = UdpReceiver(receiving, burst_frames)
+    sending.send(bytes(size))
+    assert receiver.receive() is None
+    received = []
+    for octet in (1, 2):
+        sending.send(bytes([octet]) * 4096)
+        sending.send(bytes(size))
+    while (frames := receiver.receive()) is not None:
+        received += frames.copy().view(np.uint8).tolist()
+        receiver.release()
+    assert received == [[1] * 4096, [2] * 4096]
     sending.close()
     receiver.close()
+
+
+def test_messages_of_any_number_of_frames() -> None:
+    """What the system sends as one message comes as one, and the next does not follow it at once."""
+    pair = open_udp_pair(BURST, 1024)
+    sender, receiver = ends_of(pair)
+    expected = []
+    for count in (1, 15, 16, 14, 64, 30, 2, 63):
+        frames = sender.acquire()
+        assert frames is not None
+        number(frames, FrameType.TILE, range(len(expected), len(expected) + count))
+        sender.commit(count)
+        expected += range(len(expected), len(expected) + count)
+    received, bursts = list[int](), 0
+    while (burst := receiver.receive()) is not None:
+        assert len(burst) <= BURST
+        received += numbers_of(burst)
+        receiver.release()
+        bursts += 1
+    assert received == expected
+    assert bursts > 1
+    pair.close()
 
 
 def test_frames_go_one_by_one_where_messages_are_not_segmented() -> None:
