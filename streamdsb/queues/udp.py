@@ -13,9 +13,10 @@ import socket
 import numpy as np
 
 from streamdsb.errors import UserError
+from streamdsb.frame import empty_frames
 from streamdsb.jit import kernel
-from streamdsb.layout import FRAME_BYTES
-from streamdsb.native import moved, receive_some
+from streamdsb.layout import FRAME_BYTES, FRAME_WORDS
+from streamdsb.native import aim, message_headers, moved, receive_some
 from streamdsb.queues import datagrams
 from streamdsb.queues.datagrams import DatagramEnd, DatagramSender, Messages, send, widen
 
@@ -24,6 +25,7 @@ _BYTES_SET_ASIDE = 9216
 
 SEGMENTS = 15
 """Frames that the system takes as one message, up to 64 KiB, and sends as a datagram each."""
+_MESSAGES_AT_A_TIME = 4
 
 # of Linux, where the socket module does not name them
 _IP_MTU_DISCOVER, _IP_MTU, _IPV6_MTU_DISCOVER, _IPV6_MTU, _NEVER_FRAGMENT = 10, 14, 23, 24, 2
@@ -32,25 +34,35 @@ _REFUSALS = (errno.EINVAL, errno.EIO, errno.EOPNOTSUPP)
 _UDP_HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
 
 
-@kernel("int64(int64, uint64[:, ::1], int64[::1])")
-def _receive_whole(descriptor: int, headers: np.ndarray, counts: np.ndarray) -> int:
-    """Receive messages, as many as have come; how many, and in `counts` the whole frames of each."""
-    messages = max(0, receive_some(descriptor, headers, counts.size))
-    for i in range(messages):
-        counts[i] = moved(headers, i)[0] // FRAME_BYTES
-    return messages
+@kernel("int64(int64, uint64[:, ::1], uint64[:, ::1], uint64[:, ::1], int64)")
+def _receive_messages(
+    descriptor: int, headers: np.ndarray, vectors: np.ndarray, frames: np.ndarray, segments: int
+) -> int:
+    """Fill `frames` from the first on with what has come; how many whole frames that is.
+
+    A message has room for `segments` frames.  Few are asked for at a time, and what follows one of fewer
+    frames moves up, so that all lie without a gap however many a message brings.
+    """
+    filled = 0
+    while True:
+        room = min(headers.shape[0], (frames.shape[0] - filled) // segments)
+        for i in range(room):
+            data = frames[filled + i * segments].ctypes.data
+            aim(headers, vectors, i, data, segments * FRAME_BYTES, 0, 0)
+        came, source = max(0, receive_some(descriptor, headers, room)), filled
+        for i in range(came):
+            whole = moved(headers, i)[0] // FRAME_BYTES
+            if source > filled:
+                for row in range(whole):
+                    for word in range(FRAME_WORDS):
+                        frames[filled + row, word] = frames[source + row, word]
+            filled += whole
+            source += segments
+        if room == 0 or came < room:
+            return filled
 
 
-@kernel("int64(int64[::1], int64, int64, int64)")
-def _run_from(counts: np.ndarray, first: int, stop: int, segments: int) -> int:
-    """How many messages from `first` on, before `stop`, have their frames without a gap between them."""
-    last = first
-    while last < stop and counts[last] == segments:
-        last += 1
-    return min(last + 1, stop) - first
-
-
-KERNELS = (*datagrams.KERNELS, _receive_whole, _run_from)
+KERNELS = (*datagrams.KERNELS, _receive_messages)
 
 
 def open_socket(host: str, window: int) -> socket.socket:
@@ -139,25 +151,18 @@ class UdpReceiver(DatagramEnd):
         granted = connected.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         self.window = max(1, granted // _BYTES_SET_ASIDE)
         self._segments = SEGMENTS if burst_frames >= SEGMENTS and coalesce(connected) else 1
-        self._in = Messages(burst_frames // self._segments * self._segments)
-        self._counts = np.zeros(self._in.aim(len(self._in.frames), self._segments), np.int64)
+        messages = _MESSAGES_AT_A_TIME if self._segments > 1 else burst_frames
+        self._headers, self._vectors = message_headers(messages), np.zeros((messages, 2), np.uint64)
+        self._in = empty_frames(burst_frames)
         self._back = Messages(1)
-        self._message, self._messages = 0, 0  # the first that is not released yet, and how many came
-        self._run, self._held = 0, 0  # messages and frames of the burst that is held
+        self._held = 0
 
     def receive(self) -> np.ndarray | None:
-        while not self._held:
-            self._message += self._run
-            if self._message == self._messages:
-                self._message = 0
-                self._messages = _receive_whole(self._descriptor, self._in.headers, self._counts)
-            self._run = _run_from(self._counts, self._message, self._messages, self._segments)
-            if not self._run:
-                return None
-            last = self._message + self._run - 1
-            self._held = (self._run - 1) * self._segments + int(self._counts[last])
-        first = self._message * self._segments
-        return self._in.frames[first : first + self._held]
+        if not self._held:
+            self._held = _receive_messages(
+                self._descriptor, self._headers, self._vectors, self._in, self._segments
+            )
+        return self._in[: self._held] if self._held else None
 
     def release(self) -> None:
         self._held = 0
@@ -168,4 +173,4 @@ class UdpReceiver(DatagramEnd):
             send(self._descriptor, self._back.headers, 0, 1)
 
     def arm(self) -> bool:
-        return not self._held and self._message + self._run == self._messages
+        return not self._held

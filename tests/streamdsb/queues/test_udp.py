@@ -85,7 +85,7 @@ def test_a_datagram_that_is_no_frame_is_none(size: int, burst_frames: int) -> No
 
 
 def test_messages_of_any_number_of_frames() -> None:
-    """What the system sends as one message comes as one, and the next does not follow it at once."""
+    """However many frames a message brings, all lie in order and without a gap."""
     pair = open_udp_pair(BURST, 1024)
     sender, receiver = ends_of(pair)
     expected = []
@@ -103,6 +103,22 @@ def test_messages_of_any_number_of_frames() -> None:
         bursts += 1
     assert received == expected
     assert bursts > 1
+    pair.close()
+
+
+def test_frames_that_come_one_by_one_are_a_burst() -> None:
+    """As they do from networks whose interfaces join nothing."""
+    pair = open_udp_pair(BURST, 1024)
+    sender, receiver = ends_of(pair)
+    for i in range(BURST):
+        frames = sender.acquire()
+        assert frames is not None
+        number(frames, FrameType.TILE, range(i, i + 1))
+        sender.commit(1)
+    burst = receiver.receive()
+    assert burst is not None
+    assert numbers_of(burst) == list(range(len(burst)))
+    assert BURST - len(burst) < udp.SEGMENTS
     pair.close()
 
 
