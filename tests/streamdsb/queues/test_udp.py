@@ -88,7 +88,7 @@ def test_messages_of_any_number_of_frames() -> None:
     """However many frames a message brings, all lie in order and without a gap."""
     pair = open_udp_pair(BURST, 1024)
     sender, receiver = ends_of(pair)
-    expected = []
+    expected: list[int] = []
     for count in (1, 15, 16, 14, 64, 30, 2, 63):
         frames = sender.acquire()
         assert frames is not None
