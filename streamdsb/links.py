@@ -114,7 +114,8 @@ class _Reception:
         self._token = token
         self._taken: set[int] = set()
         self._lock = threading.Lock()
-        self.joined: queue.SimpleQueue[tuple[int, FrameReceiver]] = queue.SimpleQueue()
+        self.joined: queue.SimpleQueue[tuple[int, FrameReceiver] | StreamdsbError] = queue.SimpleQueue()
+        """Queues and their ends as they come, and why one cannot be had at this end."""
 
     def hear(self, connection: socket.socket, peer: str) -> None:
         """Take a queue from the generator, or turn a stranger away."""
@@ -130,8 +131,13 @@ class _Reception:
         if refusal := self._refusal(join):
             channel.send(Failed(message=refusal, exit_status=UserError.exit_status))
             raise PeerGone(refusal)
-        endpoint = open_endpoint(self._config, connection)
-        receiver, window = endpoint.receiver(join.address)
+        try:
+            endpoint = open_endpoint(self._config, connection)
+            receiver, window = endpoint.receiver(join.address)
+        except StreamdsbError as error:
+            self.joined.put(error)
+            channel.send(Failed(message=str(error), exit_status=error.exit_status))
+            raise
         channel.send(Joined(address=endpoint.address, window=window))
         if self._config.stream.is_lossy:
             connection.close()
@@ -156,7 +162,8 @@ def accept_receivers(
 ) -> list[FrameReceiver]:
     """Wait for the generator's data connections, one a queue; strangers are turned away meanwhile.
 
-    Raises RunFailed if one does not come in time, Cancelled if the run is called off.
+    Raises RunFailed if one does not come in time, UserError if frames cannot come the way that the
+    configuration says, Cancelled if the run is called off.
     """
     reception = _Reception(config, run, token)
     joined: dict[int, FrameReceiver] = {}
@@ -164,10 +171,14 @@ def accept_receivers(
     with open_door(server, reception.hear):
         while len(joined) < config.stream.queues:
             try:
-                number, receiver = reception.joined.get(timeout=_LOOK_UP_S)
-                joined[number] = receiver
+                came = reception.joined.get(timeout=_LOOK_UP_S)
             except queue.Empty:
                 pass
+            else:
+                if isinstance(came, StreamdsbError):
+                    raise came
+                number, receiver = came
+                joined[number] = receiver
             if cancelled.is_set():
                 raise Cancelled
             if time.monotonic() > deadline:

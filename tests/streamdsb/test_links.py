@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from streamdsb import door
-from streamdsb.channel import PeerGone, receive_exactly
+from streamdsb.channel import Channel, PeerGone, prove_token, receive_exactly
 from streamdsb.errors import Cancelled, RunFailed
 from streamdsb.links import accept_receivers, connect_senders, listen
+from streamdsb.messages import Failed, Join
 from streamdsb.queues import wait_for_any
 from tests.harness import config_of
 
@@ -51,6 +52,19 @@ def test_a_queue_that_does_not_come_is_named(server: socket.socket) -> None:
     config = config_of(n=500, stream={"transport": "tcp", "queues": 2, "timeout_s": 0.5})
     with pytest.raises(RunFailed, match=r"did not connect queue 0, 1 within 0\.5 s"):
         accept_receivers(config, RUN, server, TOKEN, threading.Event())
+
+
+def test_an_end_that_cannot_be_had_is_named_at_both(server: socket.socket) -> None:
+    config = config_of(n=500, stream={"transport": "udp", "queues": 2})
+    with ThreadPoolExecutor(1) as pool, socket.create_connection(server.getsockname()) as connection:
+        accepting = pool.submit(accept_receivers, config, RUN, server, TOKEN, threading.Event())
+        prove_token(connection, TOKEN, "the receiver", asking=True)
+        channel = Channel(connection, "the receiver")
+        channel.send(Join(run=RUN, queue=1, digest=config.digest(), address="nowhere"))
+        with pytest.raises(RunFailed, match=r"a UDP port was expected .* not 'nowhere'"):
+            accepting.result(timeout=door.HANDSHAKE_TIMEOUT_S / 2)
+        failed, _ = channel.expect(Failed)
+        assert "not 'nowhere'" in failed.message
 
 
 def test_a_run_that_is_called_off_is_not_waited_for(server: socket.socket) -> None:
