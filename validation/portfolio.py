@@ -28,10 +28,11 @@ from pathlib import Path
 import numpy as np
 
 from streamdsb.errors import StreamdsbError, UserError
-from streamdsb.service.client import Client, Replies
+from streamdsb.service.client import Client
 from streamdsb.service.config import make_service_config
 from streamdsb.service.limits import max_replicas
 from streamdsb.service.quantize import Quantized, ising_of_qubo, quantize
+from streamdsb.service.replies import Replies
 from streamdsb.service.server import Server
 
 

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from streamdsb.service.exchange import REPLY_ROOM, exchange, exchange_plainly
 from streamdsb.service.limits import DEFAULT_ETHER_TYPE, DEFAULT_PORT, SLOTS, check_request
 from streamdsb.service.messages import (
     LOAD_ACK,
-    MEANING,
     RESULT,
     MessageType,
     Status,
@@ -37,80 +35,12 @@ from streamdsb.service.messages import (
     spins_of,
 )
 from streamdsb.service.models import Format, Model, pack
+from streamdsb.service.replies import LoadedModel, Replies, Reply, RequestRefused, check_statuses
 from streamdsb.service.server import open_raw, widen
-from streamdsb.service.solve import Answer, check_gain, check_seed
+from streamdsb.service.solve import check_gain, check_seed
 
 _BURST = 32
 """LOAD fragments sent in one go before the server gets a moment."""
-
-
-class RequestRefused(RunFailed):
-    """A server's answer other than ok."""
-
-    def __init__(self, status: int, what: str) -> None:
-        self.status = Status(status) if status in list(Status) else Status.MALFORMED
-        super().__init__(f"the server refused {what}: {MEANING[self.status]} (status {status})")
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model that a server keeps: what requests name it by."""
-
-    slot: int
-    generation: int
-    n: int
-
-
-@dataclass(frozen=True)
-class Reply(Answer):
-    """An answer over the network; times in ns, the round trip by the client's clock, others the server's."""
-
-    worker: int
-    queue_ns: int
-    solve_ns: int
-    transmit_ns: int
-    round_trip_ns: int
-
-
-@dataclass(frozen=True)
-class Replies:
-    """Many answers as arrays of length m; spins int8 (m, n)."""
-
-    headers: np.ndarray
-    spins: np.ndarray
-    sent_ns: np.ndarray
-    received_ns: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.headers)
-
-    @property
-    def two_energy(self) -> np.ndarray:
-        """2E, int64."""
-        return self.headers["two_energy"]
-
-    @property
-    def replica(self) -> np.ndarray:
-        """The best replica's index."""
-        return self.headers["replica"]
-
-    @property
-    def round_trip_ns(self) -> np.ndarray:
-        """From just before sending to just after receiving."""
-        return self.received_ns - self.sent_ns
-
-    def __getitem__(self, index: int) -> Reply:
-        header = self.headers[index]
-        return Reply(
-            two_energy=int(header["two_energy"]),
-            replica=int(header["replica"]),
-            spins=self.spins[index],
-            worker=int(header["worker"]),
-            queue_ns=int(header["queue_ns"]),
-            solve_ns=int(header["solve_ns"]),
-            transmit_ns=int(header["transmit_ns"]),
-            round_trip_ns=int(self.round_trip_ns[index]),
-        )
 
 
 def _connect(address: str) -> tuple[socket.socket, bytes]:
@@ -277,7 +207,7 @@ class Client:
         sizes = np.full(len(frames), frames.shape[1])
         with self._lock:
             headers, words, sent, received = self._exchange(frames, sizes, window)
-        _check_statuses(headers)
+        check_statuses(headers)
         return Replies(headers, spins_of(words[:, : -(-model.n // 32)], model.n), sent, received)
 
     def submit(self, model: LoadedModel, h: Any = None, **parameters: Any) -> Future[Reply]:
@@ -326,7 +256,7 @@ class Client:
         for index, (model, future) in enumerate(kept):
             one = slice(index, index + 1)
             try:
-                _check_statuses(headers[one])
+                check_statuses(headers[one])
                 spins = spins_of(words[one, : -(-model.n // 32)], model.n)
                 future.set_result(Replies(headers[one], spins, sent[one], received[one])[0])
             except RequestRefused as error:
@@ -432,9 +362,3 @@ class Client:
                 received,
             )
         )
-
-
-def _check_statuses(headers: np.ndarray) -> None:
-    refused = np.flatnonzero(headers["status"] != Status.OK)
-    if len(refused):
-        raise RequestRefused(int(headers["status"][refused[0]]), "the request")

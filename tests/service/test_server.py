@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from streamdsb.errors import RunFailed, UserError
-from streamdsb.service.client import Client, LoadedModel, RequestRefused
+from streamdsb.service.client import Client
 from streamdsb.service.config import load_service_config, make_service_config
 from streamdsb.service.messages import RESULT, Status, load_frames, solve_frames
 from streamdsb.service.models import Format, Model, pack
+from streamdsb.service.replies import LoadedModel, RequestRefused
 from streamdsb.service.server import Server
 from validation import oracle_solve
 

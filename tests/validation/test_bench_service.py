@@ -8,11 +8,12 @@ import pytest
 from streamdsb import native
 from streamdsb.service.client import Client
 from streamdsb.service.models import Format, unpack
-from validation import bench_service, published_solves
+from validation import bench_service, bench_service_network, bench_service_solve, published_solves
+from validation.bench_service_requests import instance, table
 
 
 def test_the_table_has_the_configurations_that_fit() -> None:
-    configurations = list(bench_service.table())
+    configurations = list(table())
     assert len(configurations) == 3 * 4 * (3 + 3 + 2 + 2 + 2)
     assert (Format.INT8, 128, 32, 400) in configurations
     assert (Format.PM1, 192, 32, 50) not in configurations
@@ -26,18 +27,18 @@ def test_published_times() -> None:
 
 def test_numpy_loop_finds_a_planted_ground_state() -> None:
     couplings = np.ones((20, 20), np.int8) - np.eye(20, dtype=np.int8)
-    assert bench_service.numpy_loop(couplings, np.zeros(20), 4, 50, np.float32(0.1)) == -20 * 19
+    assert bench_service_solve.numpy_loop(couplings, np.zeros(20), 4, 50, np.float32(0.1)) == -20 * 19
 
 
 def test_a_run_over_the_network(tmp_path: Path) -> None:
     if not native.AVAILABLE:
         pytest.skip("the server needs Linux")
-    model = bench_service.instance(Format.TERNARY, 40)
+    model = instance(Format.TERNARY, 40)
     assert set(np.unique(unpack(model))) == {-1, 0, 1}
-    with bench_service.server_process("workers=1") as address, Client(address) as client:
+    with bench_service_network.server_process("workers=1") as address, Client(address) as client:
         loaded = client.load(model)
         for window, rate in ((4, None), (None, 2000.0)):
-            run = bench_service.measure_loop(
+            run = bench_service_network.measure_loop(
                 client, model, loaded, 300, window=window, rate=rate, replicas=2, updates=10, spin=False
             )
             assert (run["lost"], run["refused"], run["mismatches"]) == (0, 0, 0)
