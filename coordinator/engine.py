@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from pydantic import BaseModel
@@ -19,11 +19,11 @@ from coordinator.peers import Peer, Peers, is_news
 from coordinator.plan import Plan, bytes_text, duration_text
 from coordinator.progress import Display
 from coordinator.schedule import SaveSchedule
+from coordinator.timings import timing
 from streamdsb.channel import Channel
 from streamdsb.checkpoint import path_of
 from streamdsb.config import Config
 from streamdsb.errors import RunFailed, UserError
-from streamdsb.layout import PAYLOAD_BYTES
 from streamdsb.messages import (
     Begin,
     Busy,
@@ -176,7 +176,16 @@ class CoordinatorEngine:
             self._next_pass = k + 1
             self._is_updating = False
             total_s = time.perf_counter() - start
-            directory.append_timing(self._timing(received, updated, total_s))
+            directory.append_timing(
+                timing(
+                    received,
+                    update_s=updated.update_s,
+                    exchange_s=0.0,
+                    checkpoint_wait_s=updated.checkpoint_wait_s,
+                    total_s=total_s,
+                    restarted=self.begun_anew[k],
+                )
+            )
             self.outcome.add(updated.two_energy, received.receive_s, total_s)
             self.outcome.checkpoint_wait_s += updated.checkpoint_wait_s
             self._display.show_frames(k, received.frames)
@@ -245,27 +254,6 @@ class CoordinatorEngine:
             if moved:
                 deadline = time.monotonic() + self._timeout_s
         return sent, received
-
-    def _timing(self, received: PassReceived, updated: Updated, total_s: float) -> dict[str, Any]:
-        payload = received.frames * PAYLOAD_BYTES
-        return {
-            "pass": received.pass_index,
-            "receive_s": round(received.receive_s, 6),
-            "drain_s": round(received.drain_s, 6),
-            "update_s": round(updated.update_s, 6),
-            "checkpoint_wait_s": round(updated.checkpoint_wait_s, 6),
-            "total_s": round(total_s, 6),
-            "payload_bytes": payload,
-            "gbps": round(payload * 8e-9 / received.receive_s, 3),
-            "frames": received.frames,
-            "dropped": received.dropped,
-            "duplicated": received.duplicated,
-            "rejected": sum(received.rejected.values()),
-            "corrupt": received.rejected.get("corrupt", 0),
-            "late": received.rejected.get("late", 0),
-            "resent": received.resent,
-            "restarted": self.begun_anew[received.pass_index],
-        }
 
     def _await(self, kind: type[M], waiting_for: str, timeout_s: float) -> M:
         """The next message, which has to be of `kind`; news on the way there is shown to the user."""

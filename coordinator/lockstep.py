@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from coordinator.plan import Plan, bytes_text, duration_text
 from coordinator.progress import Display
 from coordinator.rank_checkpoints import RankCheckpoints
 from coordinator.schedule import SaveSchedule
+from coordinator.timings import timing
 from receiver import accumulate_cpu, check, update_cpu
 from receiver.check import Count
 from receiver.engine_cpu import CpuReceiver, require_memory
@@ -30,10 +31,10 @@ from streamdsb.communicator import Communicator
 from streamdsb.config import Config
 from streamdsb.errors import RunFailed
 from streamdsb.jit import compile_kernels
-from streamdsb.layout import PAYLOAD_BYTES, RowRange
+from streamdsb.layout import RowRange
 from streamdsb.links import shm_receivers
 from streamdsb.machine import peak_memory
-from streamdsb.messages import Begin, Farewell, Opened, PassSent, Ready, Resolved, Spins, Stop
+from streamdsb.messages import Begin, Farewell, Opened, PassReceived, PassSent, Ready, Resolved, Spins, Stop
 from streamdsb.queues import shm
 from streamdsb.run_directory import RunDirectory, record_line
 from streamdsb.worker import every
@@ -43,7 +44,6 @@ M = TypeVar("M", bound=BaseModel)
 _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 60.0
 _PROGRESS_S = 0.25
-_COUNTED = 4
 
 
 class Lockstep:
@@ -173,7 +173,7 @@ class Lockstep:
         self._peers.send(Begin(pass_index=k))
         receive_s, drain_s = self._receive(k)
         update_start = time.perf_counter()
-        two_energy, counts = self._measure(k)
+        two_energy, frames = self._measure(k)
         wait_s = self._checkpoints.wait()
         if k < self.config.solver.updates:
             self._receiver.advance(k)
@@ -186,10 +186,8 @@ class Lockstep:
         said = self._ranks.gather((digest, own_seconds, self._schedule.is_due(k + 1)))
         require_equal(k, [theirs for theirs, _, _ in said])
         if directory is not None:
-            seconds = [max(kind) for kind in zip(*(theirs for _, theirs, _ in said), strict=True)]
-            self._keep(
-                directory, two_energy, digest, _timing(k, seconds, counts, time.perf_counter() - start)
-            )
+            slowest = [max(kind) for kind in zip(*(theirs for _, theirs, _ in said), strict=True)]
+            self._keep(directory, two_energy, digest, frames, slowest, time.perf_counter() - start)
         if said[0][2]:  # rank 0's clock decides for all
             self._save(k + 1)
 
@@ -198,15 +196,27 @@ class Lockstep:
         directory: RunDirectory,
         two_energy: list[int],
         digest: str,
-        timing: dict[str, float],
+        frames: Mapping[str, int],
+        seconds: Sequence[float],
+        total_s: float,
     ) -> None:
-        """Record a pass that counts."""
-        k = int(timing["pass"])
-        directory.append_record(record_line(k, two_energy, digest))
-        directory.append_timing(timing)
-        self.outcome.add(two_energy, timing["receive_s"], timing["total_s"])
-        self.outcome.checkpoint_wait_s += timing["checkpoint_wait_s"]
-        self._display.show_frames(k, int(timing["frames"]))
+        """Record a pass that counts; seconds: of the slowest rank, in the order of `_do_pass`."""
+        receive_s, drain_s, update_s, exchange_s, wait_s = seconds
+        received = _received(self._pass, frames, receive_s, drain_s)
+        directory.append_record(record_line(self._pass, two_energy, digest))
+        directory.append_timing(
+            timing(
+                received,
+                update_s=update_s,
+                exchange_s=exchange_s,
+                checkpoint_wait_s=wait_s,
+                total_s=total_s,
+                restarted=0,
+            )
+        )
+        self.outcome.add(two_energy, receive_s, total_s)
+        self.outcome.checkpoint_wait_s += wait_s
+        self._display.show_frames(self._pass, received.frames)
         self._display.show_energy(self.outcome.best_two_energy)
 
     def _save(self, next_pass: int) -> None:
@@ -232,19 +242,20 @@ class Lockstep:
             self._require_symmetry(sent.tile_sums)
         return seconds
 
-    def _measure(self, k: int) -> tuple[list[int], list[int]]:
-        """2E of each replica over all rows, and all ranks' frames accepted, missing, duplicate, rejected."""
-        frames = self._receiver.count_frames()
-        counts = [frames[reason] for reason in list(Count)[: _COUNTED - 1]]
-        counts.append(sum(frames[reason] for reason in list(Count)[_COUNTED - 1 :]))
-        total = self._ranks.sum(np.array([*self._receiver.measure(k), *counts], np.int64)).tolist()
-        two_energy = total[:-_COUNTED]
+    def _measure(self, k: int) -> tuple[list[int], dict[str, int]]:
+        """2E of each replica over all rows, and what happened to the frames of all ranks."""
+        counted = self._receiver.count_frames()
+        own = [*self._receiver.measure(k), *(counted[reason] for reason in Count)]
+        total = self._ranks.sum(np.array([*own, self._receiver.count_resent()], np.int64)).tolist()
+        replicas = self.config.solver.replicas
+        two_energy = total[:replicas]
         lowest = min(two_energy)
         if lowest < self._best.best_two_energy:
             replica = two_energy.index(lowest)
             self._best = Spins(best_pass=k, best_replica=replica, best_two_energy=lowest)
             self._best_signs[:] = self.signs[replica]
-        return two_energy, total[-_COUNTED:]
+        reasons = [*(reason.name.lower() for reason in Count), "resent"]
+        return two_energy, dict(zip(reasons, total[replicas:], strict=True))
 
     def _require_symmetry(self, own_sums: tuple[int, int]) -> None:
         above, below = self._ranks.sum(np.array(own_sums, np.uint64)).tolist()
@@ -305,22 +316,14 @@ def require_equal(pass_index: int, digests: Sequence[str]) -> None:
         raise RunFailed(f"after pass {pass_index}, the signs of {ranks} differ from those of rank 0")
 
 
-def _timing(k: int, seconds: list[float], counts: list[int], total_s: float) -> dict[str, float]:
-    receive_s, drain_s, update_s, exchange_s, wait_s = seconds
-    frames, missing, duplicate, rejected = counts
-    payload = frames * PAYLOAD_BYTES
-    return {
-        "pass": k,
-        "receive_s": round(receive_s, 6),
-        "drain_s": round(drain_s, 6),
-        "update_s": round(update_s, 6),
-        "exchange_s": round(exchange_s, 6),
-        "checkpoint_wait_s": round(wait_s, 6),
-        "total_s": round(total_s, 6),
-        "payload_bytes": payload,
-        "gbps": round(payload * 8e-9 / receive_s, 3),
-        "frames": frames,
-        "dropped": missing,
-        "duplicated": duplicate,
-        "rejected": rejected,
-    }
+def _received(k: int, frames: Mapping[str, int], receive_s: float, drain_s: float) -> PassReceived:
+    return PassReceived(
+        pass_index=k,
+        frames=frames["accepted"],
+        dropped=frames["missing"],
+        duplicated=frames["duplicate"],
+        rejected={name: frames[name] for name in (reason.name.lower() for reason in list(Count)[3:])},
+        resent=frames["resent"],
+        receive_s=receive_s,
+        drain_s=drain_s,
+    )

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from streamdsb.config import Config
+from streamdsb.run_directory import read_lines
 from tests.harness import (
     COMMAND,
     MPIEXEC,
@@ -106,6 +107,11 @@ def test_a_file_is_the_same_problem_as_for_one_receiver(start: Start, tmp_path: 
     assert hashes[0] == hashes[1]
     for name in ("best_spins.npy", "final_spins.npy"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    ranks, alone = (read_lines(tmp_path / name / "timings.jsonl") for name in ("run", "alone"))
+    unequal = ("_s", "gbps")
+    assert [list(line) for line in ranks] == [list(line) for line in alone]
+    for key in (key for key in alone[0] if not key.endswith(unequal)):
+        assert [line[key] for line in ranks] == [line[key] for line in alone], key
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
