@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import streamdsb
@@ -21,20 +22,27 @@ _ROLES = ("generator", "receiver")
 
 def admit_peers(peers: Peers, display: Display, host: str, port: int, token: str) -> None:
     """Listen until a generator and a receiver have joined, in any order, and add them to `peers`."""
-    deadline = time.monotonic() + _JOIN_TIMEOUT_S
     with listen(host, port) as server:
         display.say(f"listening on {host}:{server.getsockname()[1]}")
-        peers.admits = True
-        with open_door(server, partial(_hear, token, peers)):
-            while missing := [role for role in _ROLES if not peers.of_role(role)]:
-                waiting_for = f"a {' and a '.join(missing)} to join"
-                display.say(f"waiting for {waiting_for}")
-                peer, arrival, _ = peers.next(max(0.0, deadline - time.monotonic()), waiting_for)
-                if isinstance(arrival, TurnedAway):
-                    display.say(f"turned away: {arrival.reason}")
-                elif isinstance(arrival, Hello) and peer is not None:
-                    _admit(peer, peers, display)
-        peers.admits = False
+        admit(_ROLES, peers, display, server, token, _JOIN_TIMEOUT_S)
+
+
+def admit(
+    roles: Sequence[str], peers: Peers, display: Display, server: socket.socket, token: str, timeout_s: float
+) -> None:
+    """Hear who connects to `server` until one of each role has joined, and add them to `peers`."""
+    deadline = time.monotonic() + timeout_s
+    peers.admits = True
+    with open_door(server, partial(_hear, token, peers)):
+        while missing := [role for role in roles if not peers.of_role(role)]:
+            waiting_for = f"a {' and a '.join(missing)} to join"
+            display.say(f"waiting for {waiting_for}")
+            peer, arrival, _ = peers.next(max(0.0, deadline - time.monotonic()), waiting_for)
+            if isinstance(arrival, TurnedAway):
+                display.say(f"turned away: {arrival.reason}")
+            elif isinstance(arrival, Hello) and peer is not None:
+                _admit(peer, peers, display)
+    peers.admits = False
 
 
 def _admit(peer: Peer, peers: Peers, display: Display) -> None:
@@ -63,7 +71,8 @@ def _hear(token: str, peers: Peers, connection: socket.socket, peer: str) -> Non
     try:
         prove_token(connection, token, peer, asking=False)
         channel = Channel(connection, peer)
-        peers.announce(Peer(channel.expect(Hello)[0], channel))
+        own_host = connection.getsockname()[0]
+        peers.announce(Peer(channel.expect(Hello)[0], channel, own_host=own_host))
     except (StreamdsbError, OSError) as error:
         connection.close()
         peers.announce(TurnedAway(reason=str(error)))

@@ -11,20 +11,20 @@ import numpy as np
 from pydantic import BaseModel
 
 from coordinator.engine import described, welcome
-from coordinator.launch import launch_generator
 from coordinator.outcome import Outcome, input_hash, require_same_input
 from coordinator.peers import Peers, is_news
 from coordinator.plan import Plan, bytes_text, duration_text
 from coordinator.progress import Display
 from coordinator.rank_checkpoints import RankCheckpoints
 from coordinator.schedule import SaveSchedule
+from coordinator.supply import Supply
 from coordinator.timings import timing
-from receiver import accumulate_cpu, check, update_cpu
+from receiver import accumulate_cpu, check, update_cpu, window
 from receiver.check import Count
 from receiver.engine_cpu import CpuReceiver, require_memory
 from receiver.exchange import SignExchange
 from receiver.update_cpu import checksum
-from streamdsb import frame
+from streamdsb import frame, payload_checksum
 from streamdsb.channel import PeerGone
 from streamdsb.checkpoint import Checkpoint, Header, load_first_usable
 from streamdsb.communicator import Communicator
@@ -32,10 +32,9 @@ from streamdsb.config import Config
 from streamdsb.errors import RunFailed
 from streamdsb.jit import compile_kernels
 from streamdsb.layout import RowRange
-from streamdsb.links import shm_receivers
 from streamdsb.machine import peak_memory
 from streamdsb.messages import Begin, Farewell, Opened, PassReceived, PassSent, Ready, Resolved, Spins, Stop
-from streamdsb.queues import shm
+from streamdsb.queues import shm, udp
 from streamdsb.run_directory import RunDirectory, record_line
 from streamdsb.worker import every
 
@@ -49,13 +48,14 @@ _PROGRESS_S = 0.25
 class Lockstep:
     """One receiver among several and its generator; every method is called by all ranks alike.
 
-    rows: of each rank.
+    rows: of each rank; supply: where this rank's frames come from.
     """
 
     def __init__(
         self,
         config: Config,
         rows: Sequence[RowRange],
+        supply: Supply,
         ranks: Communicator,
         peers: Peers,
         display: Display,
@@ -64,6 +64,7 @@ class Lockstep:
         self.config = config
         self.outcome = Outcome()
         self._rows = rows
+        self._supply = supply
         self._ranks = ranks
         self._peers = peers
         self._display = display
@@ -96,7 +97,7 @@ class Lockstep:
         hosts: Sequence[str],
         checkpoints: Sequence[Path] = (),
     ) -> None:
-        """Start the generator and bring everything to the first pass.
+        """Have the generator join and bring everything to the first pass.
 
         field: int32 (n,) or None; checkpoints: the files of the pass to go on from.
         """
@@ -107,7 +108,7 @@ class Lockstep:
             part for part, host in zip(self._rows, hosts, strict=False) if host == hosts[self._ranks.rank]
         ]
         require_memory(config, sum(layout.of(part).state_bytes for part in beside))
-        ends = launch_generator(config, self._peers)
+        self._supply.join(self._peers, self._display)
         welcome(self._peers.members[0].channel, config, run_id)
         couplings = described(config)
         self._await(Opened, f"the generator to open the couplings of {couplings}", _START_TIMEOUT_S)
@@ -116,10 +117,12 @@ class Lockstep:
             restored = load_first_usable(checkpoints, config.n, config.solver.replicas, rows)
         self.first_pass = restored.header.next_pass if restored else 0
         self._peers.send(Resolved(n=config.n, rows=(rows.start, rows.stop), first_pass=self.first_pass))
-        compile_kernels(
-            *frame.KERNELS, *shm.KERNELS, *check.KERNELS, *accumulate_cpu.KERNELS, *update_cpu.KERNELS
-        )
-        queues = shm_receivers(config, ends)
+        kernels = [*frame.KERNELS, *check.KERNELS, *accumulate_cpu.KERNELS, *update_cpu.KERNELS]
+        kernels += shm.KERNELS if config.stream.transport == "shm" else []
+        if config.stream.is_lossy:
+            kernels += [*udp.KERNELS, *window.KERNELS, *payload_checksum.KERNELS]
+        compile_kernels(*kernels)
+        queues = self._supply.open_queues(config, run_id, self._peers)
         self._receiver = CpuReceiver(config, run_id, field, queues, self._peers.trouble, rows)
         if restored:
             self._restore(restored)

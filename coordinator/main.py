@@ -23,6 +23,7 @@ from coordinator.admission import admit_peers
 from coordinator.engine import CoordinatorEngine, welcome
 from coordinator.field import load_field
 from coordinator.launch import end_processes, launch
+from coordinator.partition import ranks_text
 from coordinator.peers import Peers, ProcessDied
 from coordinator.progress import Display
 from coordinator.resume import load_began
@@ -58,10 +59,11 @@ def run_here(config: Config, out: Path, overwrite: bool, display: Display) -> Ru
 
     Raises UserError or RunFailed; the directory then holds every pass that counted.
     """
-    if (config.receivers or 1) > 1:
+    receivers, generators = config.receivers or 1, config.generators or 0
+    if receivers + generators > 1:
         raise UserError(
-            f"receivers is {config.receivers}, but this is one process; start as many with"
-            f" mpiexec -n {config.receivers} streamdsb run"
+            f"{ranks_text(receivers, generators)}, but this is one process; start as many with"
+            f" mpiexec -n {receivers + generators} streamdsb run"
         )
     check_free(out, overwrite)
     return _lead_here(lambda: _Run(config, display, lambda: RunDirectory(out, overwrite)), out)

@@ -1,4 +1,4 @@
-"""Which rank does what: receivers come first and share the rows, any other rank idles."""
+"""Which rank does what: receivers come first and share the rows, then ranks that generate; others idle."""
 
 from __future__ import annotations
 
@@ -12,40 +12,93 @@ from streamdsb.layout import GROUP_ROWS, RowRange, ceil_div
 
 @dataclass(frozen=True)
 class Partition:
-    """The rows of the ranks that receive; those that follow have none."""
+    """What each rank of a run is there for."""
 
     rows: tuple[RowRange, ...]
-    """One range for each of the first ranks, none of them empty."""
+    """Of each of the first ranks, which receive; none of them empty."""
+    served: tuple[range, ...]
+    """The ranks that each rank which generates does so for; none if a receiver's generator is beside it."""
+    first_generator: int
+    """The rank that generates with the lowest number, if there is one."""
     idle_because: str
-    """Why the ranks that follow have nothing to do."""
+    """Why the other ranks have nothing to do."""
 
     @classmethod
     def of(cls, config: Config, size: int) -> Partition:
         """Deal the rows of `config` to `size` ranks; raises UserError if that is not possible."""
-        wanted = size if config.receivers is None else config.receivers
-        if wanted > size:
+        generators = config.generators or 0
+        wanted = size - generators if config.receivers is None else config.receivers
+        if max(wanted, 1) + generators > size:
+            raise UserError(_too_few(max(wanted, 1), generators, size))
+        if generators > wanted:
             raise UserError(
-                f"receivers is {wanted}, but {size} rank{'s were' if size > 1 else ' was'} started; start"
-                f" {wanted} with mpiexec -n {wanted}, or lower it"
+                f"generators is {generators}, but {_ranks(wanted, 'receive')}, each from one generator;"
+                f" lower generators to {wanted} or less"
             )
         groups = ceil_div(config.n, GROUP_ROWS)
         receivers = min(wanted, groups)
         if receivers < wanted:
             why = f"n = {config.n} has {groups} group{'s'[: groups - 1]} of {GROUP_ROWS} rows"
         else:
-            why = f"receivers is {wanted}"
-        return cls(RowRange(0, config.n).split(receivers), why)
+            why = ranks_text(wanted, generators)
+        working = min(generators, receivers)
+        served = tuple(
+            range(part * receivers // working, (part + 1) * receivers // working) for part in range(working)
+        )
+        return cls(RowRange(0, config.n).split(receivers), served, wanted, why)
 
-    def lines(self, hosts: Sequence[str]) -> list[str]:
+    def served_by(self, rank: int) -> range:
+        """The ranks that `rank` generates for; empty if it does not."""
+        part = rank - self.first_generator
+        return self.served[part] if 0 <= part < len(self.served) else range(0)
+
+    def generator_of(self, receiver: int) -> int | None:
+        """The rank that generates for the rank `receiver`; None if its generator is beside it."""
+        for part, ranks in enumerate(self.served):
+            if receiver in ranks:
+                return self.first_generator + part
+        return None
+
+    def lines(self, config: Config, hosts: Sequence[str]) -> list[str]:
         """In words, what each rank does; hosts: of each rank."""
-        lines = []
-        for rank, host in enumerate(hosts):
-            role = f"idle, as {self.idle_because}"
-            if rank < len(self.rows):
-                role = f"receiver of rows {self.rows[rank].start:,} to {self.rows[rank].stop - 1:,}"
-                role += " with a generator of its own" + ("; keeps the records" if rank == 0 else "")
-            lines.append(f"rank {rank} on {host}: {role}")
-        return lines
+        return [f"rank {rank} on {host}: {self._role(config, rank)}" for rank, host in enumerate(hosts)]
+
+    def _role(self, config: Config, rank: int) -> str:
+        queues, transport = config.stream.queues, config.stream.transport
+        if rank < len(self.rows):
+            generator = self.generator_of(rank)
+            source = "a generator of its own" if generator is None else f"rank {generator}"
+            return (
+                f"receiver of {_rows_text(self.rows[rank])} on the CPU, {queues} queue{'s'[: queues - 1]}"
+                f" ({transport}) from {source}" + ("; keeps the records" if rank == 0 else "")
+            )
+        if served := self.served_by(rank):
+            rows = RowRange(self.rows[served[0]].start, self.rows[served[-1]].stop)
+            names = f"rank {served[0]}" if len(served) == 1 else f"ranks {served[0]} to {served[-1]}"
+            return f"generator of {_rows_text(rows)} on the CPU, for {names}"
+        return f"idle, as {self.idle_because}"
+
+
+def _rows_text(rows: RowRange) -> str:
+    return f"rows {rows.start:,} to {rows.stop - 1:,}"
+
+
+def _ranks(count: int, verb: str) -> str:
+    return f"{count} rank {verb}s" if count == 1 else f"{count} ranks {verb}"
+
+
+def ranks_text(receivers: int, generators: int) -> str:
+    """How many ranks of each kind are wanted, in the words of the configuration; 0 generators for none."""
+    return f"receivers is {receivers}" + (f" and generators is {generators}" if generators else "")
+
+
+def _too_few(receivers: int, generators: int, size: int) -> str:
+    started = f"{size} rank{'s were' if size > 1 else ' was'} started"
+    needed = receivers + generators
+    return (
+        f"{ranks_text(receivers, generators)}, but {started}; start {needed} with mpiexec -n {needed}, or"
+        f" lower {'one of them' if generators else 'it'}"
+    )
 
 
 def refuse_what_ranks_cannot(config: Config) -> None:
@@ -56,8 +109,14 @@ def refuse_what_ranks_cannot(config: Config) -> None:
                 f"{role}.backend is {getattr(config, role).backend}, but receivers that mpiexec or srun start"
                 " compute on the CPU only; use cpu, or start one process without mpiexec"
             )
-    if config.stream.transport != "shm":
+    stream = config.stream
+    if config.generators is None and stream.transport != "shm":
         raise UserError(
-            f"stream.transport is {config.stream.transport}, but receivers that mpiexec or srun start have"
-            " their generators beside them; use shm"
+            f"stream.transport is {stream.transport}, but receivers that mpiexec or srun start have their"
+            " generators beside them; use shm, or give ranks to generators with the key generators"
+        )
+    if config.generators is not None and not stream.is_networked:
+        raise UserError(
+            f"stream.transport is {stream.transport}, but generators is {config.generators}: what ranks"
+            " generate goes to others over tcp or udp; use one of these"
         )

@@ -35,6 +35,8 @@ class Peer:
     hello: Hello
     channel: Channel
     process: subprocess.Popen[bytes] | None = None
+    own_host: str = ""
+    """The address at which it reached this coordinator, if it came over a network."""
 
     @property
     def name(self) -> str:

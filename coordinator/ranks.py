@@ -1,8 +1,9 @@
-"""A run with several receivers: MPI ranks that go through the passes in step, each with its own generator."""
+"""A run with several receivers: MPI ranks that go through the passes in step, each with a generator."""
 
 from __future__ import annotations
 
 import random
+import secrets
 import signal
 import socket
 import threading
@@ -24,6 +25,7 @@ from coordinator.plan import with_known_n
 from coordinator.progress import Display, SilentDisplay
 from coordinator.pulse import Pulse
 from coordinator.summary import last_words, make_summary
+from coordinator.supply import GeneratingRank, GeneratorBeside, Supply, generate_for
 from streamdsb.checkpoint import newest_usable
 from streamdsb.communicator import Communicator
 from streamdsb.config import Config
@@ -32,7 +34,10 @@ from streamdsb.run_directory import RECORDS, TIMINGS, RunDirectory, check_free, 
 from streamdsb.worker import Cancelled
 
 _FIRST_SAYS_S = 2.0
-"""A signal reaches all ranks; the others leave it to rank 0 to say so, for so long."""
+"""A signal reaches all ranks; the others leave it to rank 0 to say so, for so long.
+
+So do those that generate with a failure, which the rank they generate for has caused or heard of.
+"""
 
 
 def run_as_rank(
@@ -86,12 +91,13 @@ def run_ranks(
     assert began is not None
     config = began.config
     partition = Partition.of(config, ranks.size)
-    for line in partition.lines(hosts):
+    for line in partition.lines(config, hosts):
         display.say(line)
     receivers = ranks.first(len(partition.rows))
-    if receivers is None:
+    supply = _find_supply(partition, config, began.token, ranks, hosts, peers)
+    if receivers is None or supply is None:
         return
-    lockstep = Lockstep(config, partition.rows, receivers, peers, display, began.out)
+    lockstep = Lockstep(config, partition.rows, supply, receivers, peers, display, began.out)
     try:
         lockstep.prepare(began.field, began.run_id, hosts, began.checkpoints)
         if receivers.rank == 0:
@@ -113,6 +119,32 @@ def run_ranks(
             display.say(line)
 
 
+def _find_supply(
+    partition: Partition,
+    config: Config,
+    token: str,
+    ranks: Communicator,
+    hosts: Sequence[str],
+    peers: Peers,
+) -> Supply | None:
+    """Where this rank's frames are to come from, if it receives; if it generates, it does so, to the end."""
+    if not partition.served:
+        return GeneratorBeside(config)
+    supply = GeneratingRank(token) if ranks.rank < len(partition.rows) else None
+    ports = ranks.gather(supply.port if supply else 0)
+    if served := partition.served_by(ranks.rank):
+        addresses = {
+            rank: ("127.0.0.1" if hosts[rank] == hosts[ranks.rank] else hosts[rank], ports[rank])
+            for rank in served
+        }
+        try:
+            generate_for(addresses, token, peers)
+        except StreamdsbError:
+            time.sleep(_FIRST_SAYS_S)
+            raise
+    return supply
+
+
 @dataclass(frozen=True)
 class _Beginning:
     """What rank 0 tells the others before they begin."""
@@ -125,6 +157,8 @@ class _Beginning:
     run_id: int
     checkpoints: list[Path]
     """The files of the pass to go on from."""
+    token: str
+    """What ranks that generate prove to those that receive."""
 
 
 def _begin(load: Callable[[], Config], out: Path, overwrite: bool, resume: bool) -> _Beginning:
@@ -135,7 +169,8 @@ def _begin(load: Callable[[], Config], out: Path, overwrite: bool, resume: bool)
     config = with_known_n(config)
     field = None if config.problem.field is None else load_field(Path(config.problem.field), config.n)
     checkpoints = newest_usable(out, config.n, config.solver.replicas) if resume else []
-    return _Beginning(config, out.absolute(), field, random.SystemRandom().getrandbits(32), checkpoints)
+    run_id, token = random.SystemRandom().getrandbits(32), secrets.token_hex(16)
+    return _Beginning(config, out.absolute(), field, run_id, checkpoints, token)
 
 
 def _keep_records(

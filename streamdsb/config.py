@@ -208,6 +208,12 @@ class Config(_Section):
     receivers: int | None = Field(
         default=None, ge=1, le=MAX_RECEIVERS, description="ranks that receive, under mpiexec; all if absent"
     )
+    generators: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_RECEIVERS,
+        description="ranks that generate for those that receive; each has a generator beside it if absent",
+    )
 
     @model_validator(mode="after")
     def _check_what_cuda_needs(self) -> Config:
@@ -345,8 +351,8 @@ def _names_python_file(path: str) -> bool:
 def _apply_setting(values: dict[str, Any], setting: str) -> None:
     key, equals, text = setting.partition("=")
     parts = key.strip().split(".")
-    if equals and parts == ["receivers"]:
-        values["receivers"] = int(text) if text.isdecimal() and len(text) < 10 else text
+    if equals and parts[0] in ("receivers", "generators") and len(parts) == 1:
+        values[parts[0]] = int(text) if text.isdecimal() and len(text) < 10 else text
         return
     if not equals or len(parts) != 2 or not all(parts):
         raise UserError(f"--set {setting}: expected section.key=value, for example solver.updates=50")

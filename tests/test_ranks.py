@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,6 +31,8 @@ from validation import oracle
 pytestmark = pytest.mark.mpi
 
 HANG_S = 30.0
+START_S = 60.0
+"""For jobs that end by themselves soon after they have started, on a machine that may be busy."""
 LONG_RUN = config_of(n=2000, replicas=2, updates=100_000)
 
 
@@ -82,9 +84,21 @@ def test_records_do_not_depend_on_the_number_of_receivers(ranks: int, n: int, st
     assert ranks == 1 or all(f"rank {rank} on " in err for rank in range(ranks))
 
 
+@pytest.mark.parametrize(
+    ("receivers", "generators", "transport"), [(1, 1, "tcp"), (3, 2, "tcp"), (3, 1, "udp")]
+)
+def test_records_do_not_depend_on_where_frames_are_made(
+    receivers: int, generators: int, transport: str, start: Start
+) -> None:
+    stream = {"queues": 2, "burst_frames": 64, "transport": transport}
+    config = config_of(n=4097, replicas=3, updates=6, stream=stream, generators=generators)
+    err = assert_records(start(receivers + generators, config), expected_records(config))
+    assert f"rank {receivers} on " in err
+
+
 def test_more_receivers_than_groups_of_rows(start: Start) -> None:
     config = config_of(n=65, updates=6)
-    err = assert_records(start(5, config), expected_records(config))
+    err = assert_records(start(5, config, "stream.queues=3"), expected_records(config))
     assert err.count("idle, as n = 65 has 2 groups of 64 rows") == 3
 
 
@@ -121,12 +135,15 @@ def test_asymmetric_couplings_whose_halves_go_to_different_receivers(start: Star
     couplings = np.ones((300, 300), np.int8)
     couplings[200, 7] = -1
     np.save(tmp_path / "couplings.npy", couplings)
-    status, err = start(2, config_of("file", 300, problem={"path": str(tmp_path / "couplings.npy")})).end()
+    status, err = start(2, config_of("file", 300, problem={"path": str(tmp_path / "couplings.npy")})).end(
+        START_S
+    )
     assert status == 2
     assert "J[7, 200] is +1, but J[200, 7] is -1" in err
 
 
-def test_a_source_that_raises_at_one_rank(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [(), ("generators=1", "stream.transport=tcp")])
+def test_a_source_that_raises_for_one_rank(settings: Sequence[str], start: Start, tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(
         "class Fails:\n"
         "    n = 300\n"
@@ -135,7 +152,8 @@ def test_a_source_that_raises_at_one_rank(start: Start, tmp_path: Path) -> None:
         "            raise OSError('the tape is torn')\n"
         "        out[:] = 2**64 - 1\n"
     )
-    status, err = start(2, config_of("python", 300, problem={"path": f"{tmp_path}/fails.py:Fails"})).end()
+    config = config_of("python", 300, problem={"path": f"{tmp_path}/fails.py:Fails"})
+    status, err = start(2 + bool(settings), config, *settings).end(START_S)
     assert status == 2
     assert "streamdsb: rank 1 on " in err
     assert "the tape is torn" in err
@@ -155,6 +173,14 @@ def test_a_killed_process_ends_the_job(victim: str, start: Start) -> None:
     summary = json.loads((job.out / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert summary["cause"]
+
+
+def test_a_rank_that_generates_is_killed(start: Start) -> None:
+    job = start(3, LONG_RUN, "generators=1", "stream.transport=tcp")
+    job.wait_for_passes(3)
+    job.rank(2).kill()
+    assert job.end()[0] != 0
+    assert json.loads((job.out / "summary.json").read_text())["status"] == "failed"
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -182,13 +208,14 @@ def test_signals(number: signal.Signals, start: Start) -> None:
     ("setting", "words"),
     [
         ("receivers=3", "receivers is 3, but 2 ranks were started"),
+        ("generators=1", "stream.transport is shm, but generators is 1"),
         ("receiver.backend=cuda", "receiver.backend is cuda"),
         ("stream.transport=tcp", "stream.transport is tcp"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused(setting: str, words: str, start: Start) -> None:
     job = start(2, config_of(n=100), setting)
-    status, err = job.end()
+    status, err = job.end(START_S)
     assert status == 2
     assert "streamdsb: rank 0 on " in err
     assert words in err
