@@ -9,7 +9,7 @@ from receiver.accumulate_cuda import shared_memory
 from streamdsb.config import Config
 from streamdsb.errors import RunFailed
 from streamdsb.messages import Begin, PassSent, Ready
-from streamdsb.queues.peer import PeerRing
+from streamdsb.queues.peer import DeviceRing
 from streamdsb.worker import Cancelled, Control
 
 _RECEIVER_START_S = 30.0
@@ -19,7 +19,7 @@ class CudaGeneratorEngine:
     """Serves released passes by a kernel that composes frames in the receiver's ring."""
 
     def __init__(
-        self, config: Config, run: int, ring: PeerRing, control: Control, first_pass: int = 0
+        self, config: Config, run: int, ring: DeviceRing, control: Control, first_pass: int = 0
     ) -> None:
         self._config = config
         self._first_pass = first_pass

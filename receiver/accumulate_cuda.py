@@ -11,6 +11,7 @@ import numpy as np
 
 from receiver.check import Count
 from receiver.update_cuda import STATES, CudaState
+from receiver.window_cuda import DeviceWindows
 from streamdsb import cuda
 from streamdsb.control_words import ControlWords
 from streamdsb.errors import RunFailed, UserError
@@ -25,27 +26,37 @@ from streamdsb.layout import (
     Layout,
     RowRange,
 )
-from streamdsb.queues.peer import BURST_FRAMES, PEER_QUEUE, PeerRing
+from streamdsb.queues.peer import BURST_FRAMES, PEER_QUEUE, PLACE_BYTES, DeviceRing, PeerRing
 
 _WORKERS = 256
 _THREADS = _WORKERS + 32
-_SHARE = np.dtype([("queue", PEER_QUEUE), ("first_row", "u8"), ("rows", "u8"), ("pending", "u8")])
-JOB = np.dtype(
-    [
-        ("states", STATES),
-        ("first_pass", "u8"),
-        ("queues", "u8"),
-        ("ring_mask", "u8"),
-        ("run", "u4"),
-        ("ethertype", "u4"),
-        ("xi", "f4"),
-        ("dt", "f4"),
-        ("ring", "u8"),
-        ("control", "u8"),
-        ("state", "u8"),
-        ("share", _SHARE, MAX_QUEUES),
-    ]
-)
+
+
+def job_of(queue: np.dtype) -> np.dtype:
+    """struct Job of job.cuh for a kind of queue."""
+    share = [("queue", queue), *((name, "u8") for name in ("first_row", "rows", "pending", "window"))]
+    return np.dtype(
+        [
+            ("states", STATES),
+            ("first_pass", "u8"),
+            ("queues", "u8"),
+            ("ring_mask", "u8"),
+            ("run", "u4"),
+            ("ethertype", "u4"),
+            ("xi", "f4"),
+            ("dt", "f4"),
+            ("ring", "u8"),
+            ("control", "u8"),
+            ("state", "u8"),
+            ("copies", "u8"),
+            ("looks", "u8"),
+            ("window_words", "u8"),
+            ("share", np.dtype(share), MAX_QUEUES),
+        ]
+    )
+
+
+JOB = job_of(PEER_QUEUE)
 CONTROL = np.dtype(
     [
         ("stop", "u8"),
@@ -89,14 +100,20 @@ def shared_memory(replicas: int) -> int:
     return sign_tile_bytes(replicas) + _HEADERS_BYTES + 8192
 
 
-def load_kernel(source: str, function: str, replicas: int, path: str, workers: int = _WORKERS) -> Any:
-    """A kernel that accumulates, for `replicas` replicas and `workers` threads, its shared memory granted."""
-    kernel = cuda.load(source, function, {"REPLICAS": replicas, "PATH": path, "WORKERS": workers})
+def load_kernel(
+    source: str, function: str, replicas: int, path: str, workers: int = _WORKERS, queue: str = PeerRing.kind
+) -> Any:
+    """A kernel that accumulates, for `replicas` replicas and `workers` threads, its shared memory granted.
+
+    queue: the kind of queue it receives from.
+    """
+    defines: dict[str, object] = {"REPLICAS": replicas, "PATH": path, "WORKERS": workers}
+    kernel = cuda.load(source, function, defines | cuda.queue_kind(queue))
     kernel.max_dynamic_shared_size_bytes = sign_tile_bytes(replicas)
     return kernel
 
 
-def measure_rate(replicas: int, ring: PeerRing) -> float:
+def measure_rate(replicas: int, ring: DeviceRing) -> float:
     """Payload bytes a second that the current device accumulates from the slots of `ring` alone."""
     bursts = min(ring.queues * ring.places, BLOCK_COLUMNS // GROUP_ROWS)
     signs = cuda.zeros((replicas, BLOCK_COLUMNS // 64), np.uint64)
@@ -112,6 +129,7 @@ class ReceiveKernel:
     """The resident receive kernel of one receiver: checks frames, adds their mismatch counts to the state's.
 
     `run` is the run id, `first_pass` the pass it starts with, `queue_rows` the rows that each queue carries.
+    Queues that may lose frames need `windows`.
     """
 
     def __init__(
@@ -120,9 +138,10 @@ class ReceiveKernel:
         queue_rows: tuple[RowRange, ...],
         run: int,
         first_pass: int,
-        ring: PeerRing,
+        ring: DeviceRing,
         state: CudaState,
         path: str | None = None,
+        windows: DeviceWindows | None = None,
     ) -> None:
         import cupy
 
@@ -131,11 +150,14 @@ class ReceiveKernel:
                 f"backend cuda takes solver.replicas from 1 to {MAX_CUDA_REPLICAS}, not {layout.replicas}"
             )
         path = path or accumulation_path(layout.replicas)
-        self._kernel = load_kernel("receive.cu", "receive", layout.replicas, path)
+        self._kernel = load_kernel("receive.cu", "receive", layout.replicas, path, queue=ring.kind)
         self._shared = sign_tile_bytes(layout.replicas) + _HEADERS_BYTES
         self._kernel.max_dynamic_shared_size_bytes = self._shared
         cuda.carve_out(self._kernel, shared_memory(layout.replicas))
-        units = 1 << (ring.queues * ring.places * BURST_FRAMES - 1).bit_length()
+        self._blocks = max(cuda.multiprocessors(), ring.queues + 1)
+        self._windows = windows
+        waiting = ring.places * BURST_FRAMES if windows is None else 64 * windows.words
+        units = 1 << (ring.queues * waiting - 1).bit_length()
         self._units = cuda.zeros(units * UNIT_BYTES, np.uint8)
         self._pending = cuda.zeros((ring.queues, ring.places), np.uint32)
         self._state = cuda.zeros(_STATE_BYTES, np.uint8)
@@ -144,7 +166,7 @@ class ReceiveKernel:
         self._ring = ring
         self._dynamics = state.dynamics
         self._replicas = layout.replicas
-        job = np.zeros((), JOB)
+        job = np.zeros((), job_of(ring.fields))
         job["states"], job["first_pass"], job["queues"] = state.pointers, first_pass, ring.queues
         job["ring_mask"], job["run"], job["ethertype"] = units - 1, run, ETHERTYPE_FIELD
         job["xi"], job["dt"] = state.dynamics.xi, state.dynamics.dt
@@ -152,10 +174,15 @@ class ReceiveKernel:
         job["state"] = self._state.data.ptr
         for index, part in enumerate(queue_rows):
             pending = self._pending[index].data.ptr
-            job["share"][index] = (ring.queue(index), part.start, len(part), pending)
+            window = windows.address(index) if windows else 0
+            job["share"][index] = (ring.queue(index), part.start, len(part), pending, window)
+        self._copies = None
+        if windows is not None:
+            self._copies = cuda.zeros(self._blocks * PLACE_BYTES, np.uint8)
+            job["copies"], job["looks"] = self._copies.data.ptr, windows.looks_address
+            job["window_words"] = windows.words
         self._job = cuda.upload(job)
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._blocks = max(cuda.multiprocessors(), ring.queues + 1)
         cuda.settle()
 
     def start(self) -> None:
@@ -173,8 +200,10 @@ class ReceiveKernel:
     @property
     def counts(self) -> np.ndarray:
         """Frames by queue and `Count` since the start, int64 (queues, len(Count)); a copy."""
-        counts: np.ndarray = self._control["counts"][: self._queues]
-        return counts.astype(np.int64)
+        counts: np.ndarray = self._control["counts"][: self._queues].astype(np.int64)
+        if self._windows is not None:  # accepted by their headers before their payloads were looked at
+            counts[:, Count.ACCEPTED] -= counts[:, Count.CORRUPT]
+        return counts
 
     @property
     def sent(self) -> list[int]:
@@ -241,7 +270,7 @@ class ReceiveKernel:
 
     def free(self) -> None:
         """Give the device memory back, once the kernel has ended; the counts stay."""
-        del self._units, self._pending, self._state, self._job, self._ring
+        del self._units, self._pending, self._state, self._job, self._ring, self._copies, self._windows
 
     @property
     def starved_cycles(self) -> int:

@@ -117,6 +117,11 @@ def load(name: str, function: str, defines: Mapping[str, object] | None = None) 
     return _module(name, options, cupy.cuda.Device().id).get_function(function)
 
 
+def queue_kind(kind: str) -> dict[str, object]:
+    """What to define for the kind of queue a kernel uses; nothing for the one it uses by default."""
+    return {} if kind == "PeerQueue" else {"QUEUE": kind}
+
+
 def carve_out(kernel: Any, shared_bytes: int) -> None:
     """Ask for a division of the L1 with room for `shared_bytes` of shared memory a multiprocessor.
 

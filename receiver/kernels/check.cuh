@@ -218,7 +218,7 @@ struct Checker {
             Arrival mine;
             u32 arrived = share.queue.receive(mine);
             if (!arrived) {
-                if (load_relaxed(&job.state->stop)) return;
+                if (__any_sync(ALL_LANES, load_relaxed(&job.state->stop) != 0)) return;
                 continue;
             }
             u32 taken = take_next(arrived, mine);

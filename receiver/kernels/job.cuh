@@ -14,7 +14,7 @@ enum Count : u32 {
 struct Unit {          // consecutive rows of one column block, in consecutive slots; or rows to update
     u64 ticket;        // of the unit, plus 1; written last
     u64 slot;          // UPDATE: where the signs go on the host
-    u64 burst;         // what the queue wants back with the slot
+    u64 burst;         // what the queue wants back with the slot; LOSSY: number of the first frame
     u64 row;
     u64 rows;
     u32 block;         // UPDATE: the bits of c_k
@@ -25,11 +25,20 @@ struct Unit {          // consecutive rows of one column block, in consecutive s
 };
 constexpr u32 UPDATE = ~0u;
 
+struct Window {        // of a lossy queue, see window.cuh
+    u64 base;          // number of the first frame that is not added
+    u64 highest;       // of the one after the last that has come
+    u64 repeats;       // frames that came again and PASS_ENDs
+    u64* seen;         // bits of frames that are published or added; workers clear those that turn out spoiled
+    u64* added;        // bits of frames that are added; set by workers, cleared once the base is beyond
+};
+
 struct Share {         // one queue and the rows it carries
     Queue queue;
     u64 first_row;
     u64 rows;
     u32* pending;      // of each burst place: reads of its frames still to come
+    Window* window;    // null unless LOSSY
 };
 
 struct Control {       // host-mapped
@@ -72,6 +81,9 @@ struct Job {
     Unit* ring;
     Control* control;
     State* state;
+    u8* copies;        // LOSSY: 64 frames a block
+    u64* looks;        // LOSSY: host-mapped windows
+    u64 window_words;  // LOSSY: of 64 bits in a window, a power of two from 64 on
     Share share[MAX_QUEUES];
 };
 

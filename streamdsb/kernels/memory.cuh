@@ -34,6 +34,12 @@ __device__ __forceinline__ u64 load_uncached(const u64* p) {
     return v;
 }
 
+__device__ __forceinline__ u32 load_uncached(const u32* p) {
+    u32 v;
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+
 // Flags inside one device.
 __device__ __forceinline__ u64 load_acquire(const u64* p) {
     u64 v;
@@ -49,6 +55,10 @@ __device__ __forceinline__ u64 load_relaxed(const u64* p) {
     u64 v;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
+}
+
+__device__ __forceinline__ void store_relaxed(u64* p, u64 v) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
 // Flags shared with another device or with the host.

@@ -4,6 +4,8 @@
 #include "queue.cuh"
 
 struct PeerQueue {
+    static constexpr bool LOSSY = false;
+
     u8* frames;   // places * 64 slots of 4096 bytes
     u64* ready;   // a word a place: (burst + 1) << 8 | frames, written once the frames are visible
     u64* credit;  // a word a place: the burst that may be composed there next

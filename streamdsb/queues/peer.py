@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from streamdsb import cuda
+from streamdsb import cuda, messages
 from streamdsb.errors import RunFailed
 from streamdsb.layout import FRAME_BYTES
-from streamdsb.messages import DeviceRing
 
 BURST_FRAMES = 64
 """Slots of a place: the frames of one 64-row group in one column block."""
@@ -28,8 +27,43 @@ PEER_QUEUE = np.dtype([(name, "u8") for name in ("frames", "ready", "credit", "p
 """struct PeerQueue of peer_queue.cuh."""
 
 
+class DeviceRing(Protocol):
+    """The rings of frame slots of a kind of device queue, in the memory of the receiver's GPU."""
+
+    kind: str
+    """The type in CUDA that the kernels are compiled for."""
+    fields: np.dtype
+    """That type's members."""
+    window: int
+    """Frames a queue may have on the way, if it may lose them; else 0."""
+    queues: int
+    places: int
+    """Times 64 slots that a queue has."""
+    receiving: threading.Event
+    """Set once the receive kernel runs, for a generator in the same process."""
+
+    @property
+    def is_here(self) -> bool:
+        """True if this process allocated the ring."""
+
+    @property
+    def slots(self) -> int:
+        """The address of the first slot of queue 0; those of the other queues follow."""
+
+    def queue(self, index: int) -> tuple[int, ...]:
+        """What to put into `fields` for one queue."""
+
+    def free(self) -> None:
+        """Give the device memory of a ring that this process allocated back."""
+
+
 class PeerRing:
     """The rings of all queues in one piece of device memory: ready words, credit words, then the slots."""
+
+    kind = "PeerQueue"
+    fields = PEER_QUEUE
+    window = 0
+    """Frames that may be on the way; what is not lossy needs no such bound."""
 
     _here: ClassVar[WeakValueDictionary[int, PeerRing]] = WeakValueDictionary()
     """Rings that this process allocated, by address: IPC does not open memory where it was allocated."""
@@ -92,12 +126,12 @@ class PeerRing:
             credit = cuda.address(self.host_credit) + 8 * self.places * index
         return self.slots + self.places * PLACE_BYTES * index, ready, credit, self.places, 0, 0
 
-    def export(self) -> DeviceRing:
+    def export(self) -> messages.DeviceRing:
         """What another process on this host, or another thread of this one, opens the ring by."""
         import cupy
 
         memory = bytes(cupy.cuda.runtime.ipcGetMemHandle(self._base))
-        return DeviceRing(
+        return messages.DeviceRing(
             memory=memory.hex(),
             process=os.getpid(),
             address=self._base,
@@ -106,7 +140,7 @@ class PeerRing:
         )
 
     @classmethod
-    def open(cls, ring: DeviceRing) -> PeerRing:
+    def open(cls, ring: messages.DeviceRing) -> PeerRing:
         """The ring that a process of this host exported; its memory may be on another device.
 
         Raises RunFailed if the current device cannot reach it.
