@@ -191,16 +191,18 @@ __device__ __forceinline__ i32 field_of(const Shared& shared, const Problem& p, 
 
 // c_k of the next 32 updates, one a lane.
 struct Detuning {
-    float values;
+    float values = 0.0f;
     __device__ float at(u32 k, u32 updates, u32 lane) {
         if (k % WARP == 0) values = detuning_of(k + lane, updates);
         return __shfl_sync(ALL_LANES, values, k % WARP);
     }
 };
 
-// ROWS row tiles and REPLICAS replica tiles a warp, CHUNKS chunks of columns: all in registers.
+// ROWS row tiles and REPLICAS replica tiles a warp, CHUNKS chunks of columns: all in registers. What no branch
+// sets is zero: left undefined, it would be kept from one request to the next, in memory.
 template <bool IS_INT8, u32 ROWS, u32 CHUNKS, u32 REPLICAS>
-__device__ __noinline__ void solve_in_registers(const Problem& p, Shared& shared, bool has_field) {
+__device__ __noinline__ void solve_in_registers(const Problem& problem, Shared& shared, bool has_field) {
+    const Problem p = problem;
     const Shape shape(p);
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     u32 across = 2;  // warps that take different row tiles
@@ -208,9 +210,9 @@ __device__ __noinline__ void solve_in_registers(const Problem& p, Shared& shared
     const u32 first_row = warp % across, first_replica = warp / across, replica_step = WARPS / across;
     Fragment fragments[ROWS][CHUNKS];
     i32 base[ROWS][2];
-    float x[ROWS][REPLICAS][4], y[ROWS][REPLICAS][4];
+    float x[ROWS][REPLICAS][4] = {}, y[ROWS][REPLICAS][4] = {};
     const u64 position_key = mix(p.seed + 3 * HASH_ROW), momentum_key = mix(p.seed + 4 * HASH_ROW);
-    bool up[4];
+    bool up[4] = {};
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) {
         const u32 tile = first_row + r * WARPS;
@@ -275,7 +277,8 @@ __device__ __noinline__ void solve_in_registers(const Problem& p, Shared& shared
 
 // The same for any shape: x and y in shared memory, couplings from the cache at every update.
 template <bool IS_INT8>
-__device__ __noinline__ void solve_in_memory(const Problem& p, Shared& shared, bool has_field) {
+__device__ __noinline__ void solve_in_memory(const Problem& problem, Shared& shared, bool has_field) {
+    const Problem p = problem;
     const Shape shape(p);
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u64 position_key = mix(p.seed + 3 * HASH_ROW), momentum_key = mix(p.seed + 4 * HASH_ROW);
