@@ -33,7 +33,7 @@ from streamdsb.service.config import make_service_config
 from streamdsb.service.limits import max_replicas
 from streamdsb.service.quantize import Quantized, ising_of_qubo, quantize
 from streamdsb.service.replies import Replies
-from streamdsb.service.server import Server
+from streamdsb.service.servers import make_server
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _address(given: str | None) -> Iterator[str]:
     if given is not None:
         yield given
         return
-    with Server(make_service_config({"listen": "127.0.0.1:0"})) as server:
+    with make_server(make_service_config({"listen": "127.0.0.1:0"})) as server:
         yield server.address
 
 

@@ -36,7 +36,7 @@ from streamdsb.service.messages import (
 )
 from streamdsb.service.models import Format, Model, pack
 from streamdsb.service.replies import LoadedModel, Replies, Reply, RequestRefused, check_statuses
-from streamdsb.service.server import open_raw, widen
+from streamdsb.service.sockets import open_raw, widen
 from streamdsb.service.solve import check_gain, check_seed
 
 _BURST = 32

@@ -10,7 +10,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from streamdsb.errors import UserError
-from streamdsb.machine import usable_cores
 from streamdsb.service.limits import DEFAULT_ETHER_TYPE, DEFAULT_PORT, RING_ITEMS
 
 
@@ -19,20 +18,29 @@ class ServiceConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    server: Literal["cpu"] = Field(default="cpu", description="what solves: cpu, worker threads")
+    server: Literal["cpu", "launch", "proxy"] = Field(
+        default="cpu",
+        description="what solves: cpu, worker threads; launch, one kernel launch a request; proxy, worker"
+        " blocks that stay on the GPU",
+    )
     listen: str = Field(
         default=f"127.0.0.1:{DEFAULT_PORT}", description="UDP host:port; port 0 is any free one"
     )
     interface: str | None = Field(default=None, description="raw Ethernet on this interface instead of UDP")
     ether_type: int = Field(default=DEFAULT_ETHER_TYPE, ge=0x0600, le=0xFFFF, description="of raw Ethernet")
-    workers: int = Field(default_factory=usable_cores, ge=1, le=256, description="threads of the cpu server")
+    workers: int | None = Field(
+        default=None, ge=1, le=1024,
+        description="threads of cpu, blocks of proxy; as many as there are cores, or as fit, if absent",
+    )  # fmt: skip
+    streams: int = Field(default=8, ge=1, le=64, description="requests on their way at once, of launch")
+    device: int = Field(default=0, ge=0, description="CUDA device of launch and proxy")
     queue: int = Field(
         default=1024, ge=1, le=RING_ITEMS, description="requests inside, beyond which: overloaded"
     )
 
 
-PLANNED_SERVERS = ("launch", "proxy", "gpunetio")
-"""Servers whose workers are on a GPU, which this version does not have."""
+PLANNED_SERVERS = ("gpunetio",)
+"""Servers that have a place here but are not there: gpunetio, a NIC's queues driven by the GPU."""
 
 
 def load_service_config(path: Path | None, settings: Iterable[str] = ()) -> ServiceConfig:
@@ -66,7 +74,8 @@ def make_service_config(values: Mapping[str, Any], where: str = "configuration")
         first = error.errors()[0]
         if first["loc"] == ("server",) and first["input"] in PLANNED_SERVERS:
             raise UserError(
-                f"{where}: server is {first['input']!r}, which this version does not have yet; choose 'cpu'"
+                f"{where}: server is {first['input']!r}, which this version does not have yet; choose 'cpu',"
+                " 'launch' or 'proxy'"
             ) from None
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":

@@ -30,16 +30,17 @@ from streamdsb.service.limits import FRAME_BYTES, HEADER_BYTES, MAX_PAIRS, MAX_U
 from streamdsb.service.rings import (
     ADDRESS_AT,
     ADDRESS_SIZE_AT,
+    ARRIVED,
     DRAINED,
     DT_AT,
     FINISHED_AT,
     PLACE_AT,
     PUBLISHED,
     RECEIVED_AT,
-    RETURNING,
     SIZE_AT,
     STOP,
     TICKET_AT,
+    UPLOADED,
     WORK_BYTES,
     XI_AT,
     Rings,
@@ -90,6 +91,8 @@ _OK, _UNKNOWN, _WRONG_N, _OUT_OF_RANGE, _MALFORMED, _OVERLOADED = range(6)
 BATCH = 64
 _SLACK = 2048  # an oversized datagram is seen to be one
 _IDLE_MS = 50
+_QUIET = 10_000
+"""Times to look in vain, some milliseconds, before a loop with nothing to come rests."""
 
 
 class Loop(NamedTuple):
@@ -188,24 +191,25 @@ def _admit(loop: Loop, rings: Rings, store: Store, frame: np.ndarray, size: int,
     item_real[XI_AT // 4] = xi if xi > np.float32(0) else store.xi[place]
     item_real[DT_AT // 4] = dt if dt > np.float32(0) else np.float32(1)
     store_release(rings.work_sequence, slot, ticket + np.uint64(1))
-    rings.control[PUBLISHED] = ticket + 1
+    store_release(rings.control, PUBLISHED, ticket + np.uint64(1))
     return _OK
 
 
 @njit(nogil=True)
 def _load(
-    loop: Loop, rings: Rings, store: Store, frame: np.ndarray, size: int, now: int, uploads: bool
+    loop: Loop, rings: Rings, store: Store, frame: np.ndarray, size: int, now: int, upload_event: int
 ) -> int:
     """Take in a LOAD message; returns the status to answer, or less than 0 for no answer now."""
     loop.counters[_LOAD_FRAGMENTS] += 1
-    if rings.control[RETURNING]:
+    if rings.control[ARRIVED]:
         return _OVERLOADED  # one upload at a time
     status = add_fragment(store, frame, size, now)
     if status == COMPLETE:
         loop.counters[_MODELS_LOADED] += 1
         place = next_place(store, np.int64(frame.view(np.uint32)[4]))
-        if uploads:
-            rings.control[RETURNING] = place + 1
+        if upload_event >= 0:
+            store_release(rings.control, ARRIVED, np.uint64(place + 1))
+            signal(upload_event, 1)
             return COMPLETE
         use(store, place)
         return _OK
@@ -216,7 +220,7 @@ def _load(
 
 @njit(nogil=True)
 def _take_in(loop: Loop, rings: Rings, store: Store, i: int, out: int, now: int, most: int, raw: bool,
-             uploads: bool) -> int:  # fmt: skip
+             upload_event: int) -> int:  # fmt: skip
     """Look at message i of a batch, answering it in answer `out` or not; returns the number of answers."""
     frame, name = row_of(loop.incoming, i), row_of(loop.addresses, i)
     size, name_bytes = moved(loop.in_headers, i)
@@ -231,7 +235,7 @@ def _take_in(loop: Loop, rings: Rings, store: Store, i: int, out: int, now: int,
         loop.counters[_WRONG_TYPE] += 1
         return out
     if kind == _LOAD:
-        status = _load(loop, rings, store, frame, size, now, uploads)
+        status = _load(loop, rings, store, frame, size, now, upload_event)
         if status == COMPLETE:
             copy(loop.pending, 0, frame, 0, FRAME_BYTES)
             copy(loop.pending, ADDRESS_AT, name, 0, ADDRESS_BYTES)
@@ -303,8 +307,8 @@ def _ship(fd: int, loop: Loop, count: int) -> None:
 @njit(nogil=True)
 def _acknowledge(fd: int, loop: Loop, rings: Rings, store: Store, raw: bool) -> None:
     """Put the model in use whose upload is done, and say so."""
-    use(store, np.int64(rings.control[RETURNING]) - 1)
-    rings.control[RETURNING] = 0
+    use(store, np.int64(rings.control[ARRIVED]) - 1)
+    rings.control[UPLOADED], rings.control[ARRIVED] = 0, 0
     name_bytes = np.int64(loop.pending.view(np.uint32)[ADDRESS_SIZE_AT // 4])
     _answer(loop, 0, loop.pending, _LOAD_ACK, _OK, raw)
     aim(loop.out_headers, loop.out_vectors, 0, address(loop.answers), HEADER_BYTES,
@@ -312,22 +316,28 @@ def _acknowledge(fd: int, loop: Loop, rings: Rings, store: Store, raw: bool) -> 
     _ship(fd, loop, 1)
 
 
+@njit(nogil=True)
+def _expect(loop: Loop, count: int) -> None:
+    """Have the first `count` messages of the next batch received whole."""
+    for i in range(count):
+        aim(loop.in_headers, loop.in_vectors, i, address(loop.incoming) + i * _SLACK, _SLACK,
+            address(loop.addresses) + i * ADDRESS_BYTES, ADDRESS_BYTES)  # fmt: skip
+
+
 @njit(nogil=True, cache=True)
-def serve(fd: int, work_event: int, reply_event: int, most: int, raw: bool, uploads: bool, loop: Loop,
+def serve(fd: int, work_event: int, reply_event: int, upload_event: int, most: int, raw: bool, loop: Loop,
           rings: Rings, store: Store) -> None:  # fmt: skip
-    """Serve until the stop flag is up or, with `uploads`, a model is complete.
+    """Serve until the stop flag is up.
 
     fd: a socket; most: requests inside, at most. work_event: an eventfd to add published requests to, or -1;
-    reply_event: one that workers signal, or -1 to poll without rest. With `uploads` the caller brings the
-    model of place control[RETURNING] - 1 to the device and calls again.
+    reply_event: one that workers signal, or -1 to look for replies without rest while any are to come.
+    upload_event: one to signal when the model of place control[ARRIVED] - 1 is complete; it is used once
+    control[UPLOADED] says the same. -1 if models are used where they are.
     """
     time = np.empty(2, np.int64)
-    if rings.control[RETURNING]:
-        _acknowledge(fd, loop, rings, store, raw)
+    quiet = 0
+    _expect(loop, BATCH)
     while not load_acquire(rings.control, STOP):
-        for i in range(BATCH):
-            aim(loop.in_headers, loop.in_vectors, i, address(loop.incoming) + i * _SLACK, _SLACK,
-                address(loop.addresses) + i * ADDRESS_BYTES, ADDRESS_BYTES)  # fmt: skip
         received = receive_some(fd, loop.in_headers, BATCH)
         if received > 0:
             now = now_ns(time)
@@ -335,14 +345,19 @@ def serve(fd: int, work_event: int, reply_event: int, most: int, raw: bool, uplo
             loop.counters[_RECEIVED] += received
             loop.counters[_BATCHES] += 1
             for i in range(received):
-                out = _take_in(loop, rings, store, i, out, now, most, raw, uploads)
+                out = _take_in(loop, rings, store, i, out, now, most, raw, upload_event)
             if out:
                 _ship(fd, loop, out)
             if work_event >= 0 and rings.control[PUBLISHED] != published:
                 signal(work_event, rings.control[PUBLISHED] - published)
-            if rings.control[RETURNING]:
-                return
+            _expect(loop, received)
         drained = _drain(fd, loop, rings, store, time, raw)
-        if received <= 0 and drained == 0 and reply_event >= 0:
+        arrived = rings.control[ARRIVED]
+        if arrived and load_acquire(rings.control, UPLOADED) == arrived:
+            _acknowledge(fd, loop, rings, store, raw)
+        quiet = 0 if received > 0 or drained > 0 else quiet + 1
+        if quiet and reply_event >= 0:
             wait_readable(fd, reply_event, _IDLE_MS)
             take(reply_event)
+        elif quiet > _QUIET and not arrived and rings.control[PUBLISHED] == rings.control[DRAINED]:
+            wait_readable(fd, -1, _IDLE_MS)

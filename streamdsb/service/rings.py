@@ -8,7 +8,8 @@ reply is on its way, so at most 4096 requests are inside and a reply slot is nev
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,14 +31,15 @@ TICKET_AT = 480  # u64
 FINISHED_AT = 488  # u64, ns by the packet loop's clock, 0 if the worker has another
 SIZE_AT = 496  # u32, bytes of the message
 
-STOP, CLAIMED, ANSWERED, PUBLISHED, DRAINED, RETURNING = 0, 8, 16, 24, 32, 40
+STOP, CLAIMED, ANSWERED, PUBLISHED, DRAINED, ARRIVED, UPLOADED = 0, 8, 16, 24, 32, 40, 48
 """Places in `control`, a cache line apart: stop flag, next work and reply tickets of the workers, next work
-and reply tickets of the packet loop, and a model's place + 1 that waits for its acknowledgement."""
+and reply tickets of the packet loop; place + 1 of a complete model that waits to be uploaded, and of the
+model that is."""
 
 
 class Rings(NamedTuple):
     """work: uint8 (4096, 1536), replies: uint8 (4096, 512), their sequence numbers, uint64 (4096,), and
-    control, uint64 (48,).
+    control, uint64 (56,).
     """
 
     work: np.ndarray
@@ -47,12 +49,12 @@ class Rings(NamedTuple):
     control: np.ndarray
 
 
-def make_rings() -> Rings:
-    """Empty rings in ordinary memory."""
+def make_rings(allocate: Callable[[Any, Any], np.ndarray] = np.zeros) -> Rings:
+    """Empty rings; allocate(shape, dtype) gives zeroed memory, ordinary or such as a device reads too."""
     return Rings(
-        np.zeros((RING_ITEMS, WORK_BYTES), np.uint8),
-        np.zeros(RING_ITEMS, np.uint64),
-        np.zeros((RING_ITEMS, REPLY_BYTES), np.uint8),
-        np.zeros(RING_ITEMS, np.uint64),
-        np.zeros(48, np.uint64),
+        allocate((RING_ITEMS, WORK_BYTES), np.uint8),
+        allocate(RING_ITEMS, np.uint64),
+        allocate((RING_ITEMS, REPLY_BYTES), np.uint8),
+        allocate(RING_ITEMS, np.uint64),
+        allocate(56, np.uint64),
     )

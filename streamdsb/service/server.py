@@ -1,93 +1,54 @@
-"""A running request service: its socket, packet loop and workers."""
+"""A running request service: its socket, its packet loop, and workers behind the loop's rings."""
 
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import numba
-import numpy as np
 
 from streamdsb import native
 from streamdsb.errors import RunFailed, UserError
-from streamdsb.jit import compile_kernels
-from streamdsb.links import parse_address
-from streamdsb.service import solve_cpu
 from streamdsb.service.config import ServiceConfig
 from streamdsb.service.loop import COUNTERS, make_loop, serve
-from streamdsb.service.rings import STOP, make_rings
+from streamdsb.service.rings import STOP, Rings
+from streamdsb.service.sockets import open_socket
 from streamdsb.service.store import make_store
-from streamdsb.service.worker_cpu import work
 
-_SOCKET_BUFFER = 16 << 20
 _STOP_S = 2.0
-_SO_RCVBUFFORCE = 33  # Linux; allowed to administrators, it ignores net.core.rmem_max
 
 
-def open_socket(config: ServiceConfig) -> socket.socket:
-    """The socket to serve on: UDP at config.listen, or raw Ethernet on config.interface."""
-    if config.interface is not None:
-        return open_raw(config.interface, config.ether_type)
-    host, port = parse_address(config.listen)
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        made = socket.socket(family, kind, protocol)
-        made.bind(place)
-    except OSError as error:
-        raise UserError(f"cannot listen on {config.listen}: {error.strerror or error}") from None
-    widen(made)
-    return made
-
-
-def open_raw(interface: str, ether_type: int) -> socket.socket:
-    """A socket for whole Ethernet frames of one EtherType on one interface (Linux, CAP_NET_RAW)."""
-    if not hasattr(socket, "AF_PACKET"):
-        raise UserError("raw Ethernet needs Linux; leave out the interface to use UDP")
-    try:
-        made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ether_type))
-    except PermissionError:
-        raise UserError(
-            f"raw Ethernet on {interface} needs the capability CAP_NET_RAW; without an interface, UDP is used"
-        ) from None
-    try:
-        made.bind((interface, ether_type))
-    except OSError as error:
-        made.close()
-        known = ", ".join(name for _, name in socket.if_nameindex())
-        raise UserError(
-            f"cannot use the interface {interface}: {error.strerror}; there are {known}"
-        ) from None
-    widen(made)
-    return made
-
-
-def widen(made: socket.socket) -> None:
-    """Ask for room for a burst of frames; the system may grant less."""
-    for option in (socket.SO_RCVBUF, _SO_RCVBUFFORCE, socket.SO_SNDBUF):
-        with suppress(OSError):
-            made.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
-
-
-def _compile(function: Any, *arguments: Any) -> None:
+def compile_for(function: Any, arguments: tuple[Any, ...]) -> None:
+    """Have numba compile `function` for these arguments now."""
     function.compile(tuple(numba.typeof(argument) for argument in arguments))
 
 
-class Server:
-    """The `cpu` server; others put different workers behind the same rings.
+class Server(ABC):
+    """A packet loop on a thread of its own; what solves is up to the subclass.
 
-    with Server(ServiceConfig()) as server:
+    with make_server(ServiceConfig()) as server:
         server.address
     """
 
-    def __init__(self, config: ServiceConfig) -> None:
+    work_event = -1
+    """eventfd that the loop adds published requests to, -1 if the workers look for themselves."""
+
+    reply_event = -1
+    """eventfd that the workers signal, -1 if the loop is to look for itself."""
+
+    upload_event = -1
+    """eventfd that the loop signals when a model has to be uploaded, -1 if workers read it where it is."""
+
+    def __init__(self, config: ServiceConfig, rings: Rings) -> None:
         if not native.AVAILABLE:
             raise UserError("streamdsb serve needs Linux; streamdsb.solve() works in process everywhere")
         self.config = config
-        self.rings = make_rings()
+        self.rings = rings
         self.store = make_store()
         self._loop = make_loop()
         self._socket = open_socket(config)
@@ -109,28 +70,26 @@ class Server:
 
     def start(self) -> None:
         """Compile, then serve on threads of their own."""
-        self._work_event = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
-        self._reply_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        workers = [
-            (self.rings, self.store, self._work_event, self._reply_event, index, self._scratch())
-            for index in range(self.config.workers)
-        ]
-        compile_kernels(*solve_cpu.KERNELS)
-        _compile(work, *workers[0])
-        packets = (
-            self._socket.fileno(), self._work_event, self._reply_event, self.config.queue,
-            self.config.interface is not None, False, self._loop, self.rings, self.store,
-        )  # fmt: skip
-        _compile(serve, *packets)
-        for arguments in workers:
-            self._spawn(work, arguments)
-        self._spawn(serve, packets)
+        try:
+            self._start_workers()
+            packets = (
+                self._socket.fileno(), self.work_event, self.reply_event, self.upload_event,
+                self.config.queue, self.config.interface is not None, self._loop, self.rings, self.store,
+            )  # fmt: skip
+            compile_for(serve, packets)
+            self._spawn(serve, *packets)
+        except BaseException:
+            self.stop()
+            raise
 
-    @staticmethod
-    def _scratch() -> np.ndarray:
-        return np.zeros(solve_cpu.SCRATCH_BYTES, np.uint8)
+    @abstractmethod
+    def _start_workers(self) -> None:
+        """Make the events, and have workers wait at the rings."""
 
-    def _spawn(self, function: Any, arguments: tuple[Any, ...]) -> None:
+    def _stop_workers(self) -> None:  # noqa: B027
+        """Wait for workers that are no threads, once the stop flag is up."""
+
+    def _spawn(self, function: Callable[..., Any], *arguments: Any) -> None:
         def run() -> None:
             try:
                 function(*arguments)
@@ -149,19 +108,21 @@ class Server:
     def stop(self) -> None:
         """Stop at once and close; requests inside get no reply. A solve that takes long is not waited for."""
         self.rings.control[STOP] = 1
-        if self._threads:
-            os.eventfd_write(self._work_event, self.config.workers)
-            os.eventfd_write(self._reply_event, 1)
-            deadline = time.monotonic() + _STOP_S
-            for thread in self._threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
-            if not any(thread.is_alive() for thread in self._threads):
-                os.close(
-                    self._work_event
-                )  # a worker that goes on would write to whatever has the number next
-                os.close(self._reply_event)
-            self._threads.clear()
+        events = [event for event in (self.work_event, self.reply_event, self.upload_event) if event >= 0]
+        for event in events:
+            with suppress(BlockingIOError):
+                os.eventfd_write(event, max(1, len(self._threads)))
+        deadline = time.monotonic() + _STOP_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            # a worker that goes on would write to whatever has the number next
+            for event in events:
+                os.close(event)
+            self.work_event = self.reply_event = self.upload_event = -1
+        self._threads.clear()
         self._socket.close()
+        self._stop_workers()
 
     def __enter__(self) -> Server:
         self.start()

@@ -3,6 +3,7 @@
 The workers here are a Python thread behind the same rings.
 """
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from streamdsb.service.limits import RING_ITEMS
 from streamdsb.service.loop import COUNTERS, Loop, make_loop, serve
 from streamdsb.service.messages import RESULT, SOLVE, spin_words
 from streamdsb.service.models import Format, Model, pack
-from streamdsb.service.rings import PLACE_AT, RETURNING, SIZE_AT, STOP, TICKET_AT, Rings, make_rings
+from streamdsb.service.rings import ARRIVED, PLACE_AT, SIZE_AT, STOP, TICKET_AT, UPLOADED, Rings, make_rings
 from streamdsb.service.solve import solve_model
 from streamdsb.service.store import FORMAT, TOTAL, XI_BITS, N, Store, make_store
 
@@ -34,23 +35,27 @@ class Elsewhere:
         self.loop: Loop = make_loop()
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind(("127.0.0.1", 0))
+        self.upload_event = os.eventfd(0)
         self.uploaded: dict[int, Model] = {}
         self.hold = threading.Event()
-        self.threads = [threading.Thread(target=self.serve), threading.Thread(target=self.work)]
+        self.threads = [threading.Thread(target=part) for part in (self.serve, self.work, self.upload)]
         for thread in self.threads:
             thread.start()
 
     def serve(self) -> None:
-        while not self.rings.control[STOP]:
-            serve(self.socket.fileno(), -1, -1, RING_ITEMS, False, True, self.loop, self.rings, self.store)
-            if self.rings.control[RETURNING]:
-                self.upload(int(self.rings.control[RETURNING]) - 1)
+        serve(
+            self.socket.fileno(), -1, -1, self.upload_event, RING_ITEMS, False, self.loop, self.rings,
+            self.store,
+        )  # fmt: skip
 
-    def upload(self, place: int) -> None:
-        row = self.store.table[place]
-        packed = self.store.models[place, : row[TOTAL]].tobytes()
-        xi = float(np.uint32(row[XI_BITS]).view(np.float32))
-        self.uploaded[place] = Model(int(row[N]), Format(int(row[FORMAT])), packed, xi)
+    def upload(self) -> None:
+        while os.eventfd_read(self.upload_event) and not self.rings.control[STOP]:
+            place = int(self.rings.control[ARRIVED]) - 1
+            row = self.store.table[place]
+            packed = self.store.models[place, : row[TOTAL]].tobytes()
+            xi = float(np.uint32(row[XI_BITS]).view(np.float32))
+            self.uploaded[place] = Model(int(row[N]), Format(int(row[FORMAT])), packed, xi)
+            self.rings.control[UPLOADED] = place + 1
 
     def work(self) -> None:
         ticket = 0
@@ -80,9 +85,11 @@ class Elsewhere:
 
     def stop(self) -> None:
         self.rings.control[STOP] = 1
+        os.eventfd_write(self.upload_event, 1)
         for thread in self.threads:
             thread.join()
         self.socket.close()
+        os.close(self.upload_event)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from streamdsb.service.messages import RESULT, Status, load_frames, solve_frames
 from streamdsb.service.models import Format, Model, pack
 from streamdsb.service.replies import LoadedModel, RequestRefused
 from streamdsb.service.server import Server
+from streamdsb.service.servers import make_server
 from validation import oracle_solve
 
 VALUES = {Format.PM1: [-1, 1], Format.TERNARY: [-1, 0, 0, 1], Format.INT8: list(range(-128, 128))}
@@ -230,7 +231,7 @@ def test_replacing_a_model_under_load_gives_no_mixture(client: Client, server: S
 
 def test_overload_is_answered_at_once() -> None:
     config = make_service_config({"listen": "127.0.0.1:0", "workers": 1, "queue": 4})
-    with Server(config) as small, Client(small.address) as client:
+    with make_server(config) as small, Client(small.address) as client:
         model = client.load(couplings_for(128, Format.INT8))
         host, port = small.address.rsplit(":", 1)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as wire:
@@ -300,18 +301,18 @@ def test_configuration_says_what_is_wrong(tmp_path) -> None:  # type: ignore[no-
     path.write_text("worker: 3\n")
     with pytest.raises(UserError, match="unknown key worker; valid keys: server, listen"):
         load_service_config(path)
-    with pytest.raises(UserError, match="server is 'proxy', which this version does not have yet"):
-        make_service_config({"server": "proxy"})
+    with pytest.raises(UserError, match="server is 'gpunetio', which this version does not have yet"):
+        make_service_config({"server": "gpunetio"})
     with pytest.raises(UserError, match="queue is '5000'"):
         make_service_config({"queue": 5000})
     with pytest.raises(UserError, match=r"cannot use the interface nosuch|CAP_NET_RAW"):
-        Server(make_service_config({"interface": "nosuch"}))
+        make_server(make_service_config({"interface": "nosuch"}))
 
 
 def test_raw_ethernet() -> None:
     """The same service on whole Ethernet frames, where the system permits raw sockets."""
     try:
-        server = Server(make_service_config({"interface": "lo", "workers": 1}))
+        server = make_server(make_service_config({"interface": "lo", "workers": 1}))
     except UserError as error:
         pytest.skip(str(error))
     couplings = couplings_for(40, Format.INT8)
