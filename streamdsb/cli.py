@@ -241,6 +241,13 @@ def receive(address: str, expect: Path | None, data_host: str | None) -> None:
     show_default=True,
     help="Spin updates a second and receiver.",
 )
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.png",
+    help="Also a picture of that table; needs '.[plot]'.",
+)
 def plan(
     config: Path,
     settings: tuple[str, ...],
@@ -249,6 +256,7 @@ def plan(
     latency_us: float,
     bandwidth: float,
     update_rate: float,
+    picture: Path | None,
 ) -> None:
     """Say what a run of CONFIG would cost; no couplings are read and nothing is allocated.
 
@@ -256,9 +264,12 @@ def plan(
     """
     from coordinator.plan import plan_lines, with_known_n
     from coordinator.scaling import Network, scaling_lines
+    from coordinator.scaling_plot import plot_scaling
     from streamdsb.config import load_config
 
     counts = [] if receivers is None else _counts(receivers)
+    if picture is not None and not counts:
+        raise UserError(f"--plot {picture} draws the table of --receivers; say for which, such as 1,2,4")
     loaded = with_known_n(load_config(config, settings))
     for line in plan_lines(loaded, rate):
         click.echo(line)
@@ -266,6 +277,9 @@ def plan(
         network = Network(rate / 8 * 1e9, latency_us * 1e-6, bandwidth / 8 * 1e9, update_rate)
         for line in scaling_lines(loaded.layout, counts, network):
             click.echo(line)
+        if picture is not None:
+            plot_scaling(loaded.layout, counts, network, picture)
+            click.echo(picture)
 
 
 def _counts(text: str) -> list[int]:

@@ -1,10 +1,12 @@
 """The model of several receivers, against numbers worked out by hand."""
 
+import struct
 from pathlib import Path
 
 import pytest
 
 from coordinator.scaling import Network, PassTime, scaling_lines
+from coordinator.scaling_plot import SIZE
 from streamdsb.layout import Layout
 from tests.harness import run_command
 
@@ -39,7 +41,7 @@ def test_where_more_stop_paying() -> None:
     lines = scaling_lines(LAYOUT, [1, 1024], NETWORK)
     assert len(lines) == 4
     assert "1,024" in lines[2]
-    assert "beyond about 65,536 receivers" in scaling_lines(Layout(10**8, 1, 2), [1], NETWORK)[-1]
+    assert "up to 65,536 receivers, the most" in scaling_lines(Layout(10**8, 1, 2), [1], NETWORK)[-1]
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -52,3 +54,20 @@ def test_the_command(tmp_path: Path) -> None:
     status, _, err = run_command("plan", path, "--receivers", "1,two")
     assert status == 2
     assert "--receivers 1,two" in err
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    path, picture = tmp_path / "run.yaml", tmp_path / "scaling.png"
+    path.write_text("problem: {source: mattis, n: 10000000}\n")
+    status, out, err = run_command("plan", path, "--receivers", "1,2,1024", "--plot", picture)
+    assert status == 0, err
+    assert out.splitlines()[-1] == str(picture)
+    data = picture.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", data[16:24]) == SIZE
+    status, _, err = run_command("plan", path, "--plot", picture)
+    assert status == 2
+    assert "--receivers" in err
+    status, _, err = run_command("plan", path, "--receivers", "2", "--plot", tmp_path / "none" / "a.png")
+    assert status == 2
+    assert "cannot be written" in err
