@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +38,7 @@ class Answers:
     """
 
     def __init__(self, run: int, queue: int, expected: int, window: int, budget: float) -> None:
+        self._queue = queue
         self._expected = expected
         self._window = window
         self._most_resent = int(budget * expected) + 4 * window
@@ -56,12 +56,10 @@ class Answers:
         self.resent = 0
         """Frames that were asked for again in the current pass."""
 
-    def answer(
-        self, now: float, standing: Standing, missing: FindMissing, fault: Callable[[], str | None]
-    ) -> np.ndarray | None:
+    def answer(self, now: float, standing: Standing, missing: FindMissing, state: str) -> np.ndarray | None:
         """What to send back, uint64 (1, 512), or None; now: seconds on any clock that only goes on.
 
-        Raises RunFailed, beginning with what `fault` says, if the budget is spent.
+        Raises RunFailed, which says the `state` of the pass, if the budget is spent.
         """
         if standing.ended:
             if self._pass_acknowledged and not standing.repeated:
@@ -72,7 +70,10 @@ class Answers:
         ranges = self._requests.due(now, base, standing.highest, standing.accepted, missing)
         self.resent += int(ranges[:, 1].sum())
         if self.resent > self._most_resent:
-            raise RunFailed(f"{fault()}: {self.resent} frames were asked for again (stream.resend_budget)")
+            raise RunFailed(
+                f"pass {self._pass}, queue {self._queue}: {state}: {self.resent} frames were asked for again"
+                " (stream.resend_budget)"
+            )
         is_asked = standing.repeated and now >= self._answered + _SHORTEST_SILENCE_S
         if not len(ranges) and not is_asked and base < self._acknowledged + self._window // 4:
             return None

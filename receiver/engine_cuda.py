@@ -12,6 +12,7 @@ from receiver.accumulate_cuda import ReceiveKernel, measure_rate
 from receiver.base import Receiver
 from receiver.check import Count
 from receiver.feed_cuda import HostFeed
+from receiver.intake_cuda import LossyIntake
 from receiver.update_cpu import Dynamics
 from receiver.update_cuda import CudaState
 from streamdsb import cuda
@@ -19,7 +20,8 @@ from streamdsb.config import Config
 from streamdsb.errors import RunFailed, UserError
 from streamdsb.layout import RowRange
 from streamdsb.queues import FrameReceiver
-from streamdsb.queues.peer import PeerRing
+from streamdsb.queues.feedback_line import AnswerLine
+from streamdsb.queues.peer import DeviceRing, PeerRing
 from streamdsb.worker import Cancelled
 
 
@@ -27,6 +29,7 @@ class CudaReceiver(Receiver):
     """Holds the state of all replicas on a GPU and takes in passes from the ring.
 
     receivers: the queues of a generator that sends through the host, none if it writes the ring itself.
+    lines: back to the generator, one a queue, if the ring may lose frames.
     """
 
     def __init__(
@@ -34,10 +37,11 @@ class CudaReceiver(Receiver):
         config: Config,
         run: int,
         field: np.ndarray | None,
-        ring: PeerRing,
+        ring: DeviceRing,
         receivers: Sequence[FrameReceiver],
         cancelled: threading.Event,
         first_pass: int = 0,
+        lines: Sequence[AnswerLine] = (),
     ) -> None:
         import cupyx
 
@@ -48,10 +52,14 @@ class CudaReceiver(Receiver):
         self._ring = ring
         dynamics = Dynamics(config.solver.updates, config.xi, np.float32(config.solver.dt))
         self._state = CudaState(self._layout, RowRange(0, config.n), dynamics, config.solver.seed, field)
+        self._lossy = None
+        if ring.window:
+            self._lossy = LossyIntake(self._layout, run, ring.window, config.stream.resend_budget, lines)
+        windows = self._lossy.windows if self._lossy is not None else None
         self._kernel = ReceiveKernel(
-            self._layout, self._layout.queue_rows, run, first_pass, ring, self._state
+            self._layout, self._layout.queue_rows, run, first_pass, ring, self._state, windows=windows
         )
-        self._feed = HostFeed(receivers, ring) if receivers else None
+        self._feed = HostFeed(receivers, ring) if isinstance(ring, PeerRing) and receivers else None
         self._signs = self._state.host_signs
         self._next_signs: np.ndarray = cupyx.zeros_pinned(self._signs.shape, np.uint64)
         self._before = self._kernel.counts
@@ -91,7 +99,11 @@ class CudaReceiver(Receiver):
             self._before, self._after = self._after, None
         if self._feed is not None:
             self._feed.forward_pass(self._timeout_s, self._look_up)
-        self._kernel.wait_drained(self._passes_until(pass_index), self._timeout_s, self._look_up)
+        passes = self._passes_until(pass_index)
+        if self._lossy is not None:
+            self._lossy.take_in(self._kernel, pass_index, passes, self._timeout_s, self._look_up)
+        else:
+            self._kernel.wait_drained(passes, self._timeout_s, self._look_up)
         # before the next pass is released, or frames of it may be counted already
         self._after = self._kernel.counts
         self._require_complete(pass_index)
@@ -100,6 +112,9 @@ class CudaReceiver(Receiver):
     def count_frames(self) -> Mapping[Count, int]:
         counts = self._count_by_queue().sum(axis=0)
         return {reason: int(counts[reason]) for reason in Count}
+
+    def count_resent(self) -> int:
+        return 0 if self._lossy is None else self._lossy.resent
 
     def measure(self, pass_index: int) -> list[int]:
         # the kernel makes the update in the same trip; its signs wait in _next_signs

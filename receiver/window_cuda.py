@@ -1,31 +1,27 @@
 """Exactly once on the GPU: the twin of window, whose bits the receive kernel keeps.
 
-The kernel tells new frames from others and adds each once; here the host looks at what it has added and asks
-for the rest, by the rules of the CPU's window.
+The kernel tells new frames from others and adds each once; here the host looks at what it has added.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from receiver.answers import Answers, Standing
 from streamdsb import cuda
 from streamdsb.control_words import ControlWords
 from streamdsb.errors import RunFailed
 from streamdsb.feedback import MAX_RANGES
-from streamdsb.layout import MAX_QUEUES, Layout, ceil_div
-from streamdsb.queues.feedback_line import AnswerLine
+from streamdsb.layout import MAX_QUEUES, ceil_div
 
 WINDOW = np.dtype([(name, "u8") for name in ("base", "highest", "repeats", "seen", "added")])
 """struct Window of job.cuh."""
 
 _FEWEST_WORDS = 64
 _LOOK_TIMEOUT_S = 5.0
-_NAP_S = 0.5e-3
 
 
 def window_words(frames: int) -> int:
@@ -99,86 +95,3 @@ class DeviceWindows:
             Look(int(q["base"]), int(q["highest"]), int(q["repeats"]), q["added"].copy())
             for q in self._looks["queues"][: self._queues]
         ]
-
-
-class _Lane:
-    """One queue: where it stands, and what to say back."""
-
-    def __init__(self, expected: int, answers: Answers, line: AnswerLine) -> None:
-        self.expected = expected
-        self.answers = answers
-        self._line = line
-        self._highest = 0
-        self._repeats = 0
-
-    def answer(self, now: float, look: Look, start: int, accepted: int, ended: bool, fault: str) -> bool:
-        """Say back what `look` asks for, of the pass whose first frame has number `start`."""
-        # What came since the look before may still wait for a worker; only what is older is missing.
-        highest, self._highest = self._highest, look.highest
-        standing = Standing(
-            base=self._in_pass(look.base, start),
-            highest=self._in_pass(highest, start),
-            accepted=accepted,
-            ended=ended,
-            repeated=look.repeats > self._repeats,
-        )
-
-        def missing(first: int, stop: int) -> np.ndarray:
-            return look.missing(first + start, stop + start) - np.array([start, 0])
-
-        frame = self.answers.answer(now, standing, missing, lambda: fault)
-        if frame is not None:
-            self._repeats = look.repeats
-            self._line.answer(frame)
-        return frame is not None
-
-    def _in_pass(self, number: int, start: int) -> int:
-        return min(max(number - start, 0), self.expected)
-
-
-class LossyIntake:
-    """Sees to it that a receive kernel gets every frame of a pass, over lossy queues."""
-
-    def __init__(
-        self, layout: Layout, run: int, window: int, budget: float, lines: Sequence[AnswerLine]
-    ) -> None:
-        self.windows = DeviceWindows(layout.queues, window)
-        self._lanes = [
-            _Lane(layout.frames_on(queue), Answers(run, queue, layout.frames_on(queue), window, budget), line)
-            for queue, line in enumerate(lines)
-        ]
-
-    @property
-    def resent(self) -> int:
-        """Frames of the current pass that were asked for again."""
-        return sum(lane.answers.resent for lane in self._lanes)
-
-    def begin_pass(self, pass_index: int) -> None:
-        """Speak of `pass_index` from now on."""
-        self._pass = pass_index
-        for lane in self._lanes:
-            lane.answers.begin_pass(pass_index)
-
-    def answer(
-        self,
-        now: float,
-        passes: int,
-        accepted: Sequence[int],
-        ended: Sequence[int],
-        check: Callable[[], None],
-    ) -> None:
-        """Look at the kernel and say back what is to be said.
-
-        passes: since the start, with this one; accepted: frames that each queue has added since then; ended:
-        passes that each has ended.  Raises RunFailed if too much was asked for again.
-        """
-        for queue, (lane, look) in enumerate(zip(self._lanes, self.windows.look(check), strict=True)):
-            start = (passes - 1) * lane.expected
-            come = int(accepted[queue]) - start
-            fault = f"pass {self._pass}, queue {queue}: {come} of {lane.expected} frames were added"
-            lane.answer(now, look, start, come, ended[queue] >= passes, fault)
-
-
-def nap() -> None:
-    """Let the kernel get on before the next look."""
-    time.sleep(_NAP_S)

@@ -123,17 +123,18 @@ class _Stream:
 
 
 class _Kernel:
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._launch = library.emulated_launch
+    def __init__(self, name: str, function: str, defines: Mapping[str, object]) -> None:
+        self._compiled = (name, function, defines)
         self.max_dynamic_shared_size_bytes = 0
 
     def __call__(self, grid: Any, block: Any, arguments: Any, shared_mem: int = 0) -> None:
         words = [a.data.ptr if isinstance(a, Array) else int(a) for a in arguments]
         values = (ctypes.c_uint64 * len(words))(*words)
         x, y = (*grid, 1)[:2]
+        library = _compile(*self._compiled)
 
         def work() -> None:
-            self._launch(int(x), int(y), int(block[0]), values)
+            library.emulated_launch(int(x), int(y), int(block[0]), values)
 
         stream = getattr(_Stream.current, "stream", None)
         if stream is None:
@@ -143,7 +144,7 @@ class _Kernel:
 
 
 def _load(name: str, function: str, defines: Mapping[str, object] | None = None) -> _Kernel:
-    return _Kernel(_compile(name, function, defines or {}))
+    return _Kernel(name, function, defines or {})
 
 
 def _upload(values: np.ndarray) -> Array:
@@ -173,6 +174,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "has_binary_mma": lambda: False,
         "multiprocessors": lambda: MULTIPROCESSORS,
         "settle": lambda: None,
+        "event_seconds": lambda launch, repeats: 1.0,
         "check_stream": lambda stream, what: stream.done,
         "use_device": lambda device: None,
     }.items():

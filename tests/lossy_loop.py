@@ -10,10 +10,9 @@ import numpy as np
 from generator.resend_cuda import Repairs
 from generator.synthesize_cuda import GenerateKernel
 from receiver.accumulate_cuda import ReceiveKernel, shared_memory
-from receiver.check import Count
+from receiver.intake_cuda import LossyIntake
 from receiver.update_cpu import Dynamics, checksum
 from receiver.update_cuda import CudaState
-from receiver.window_cuda import LossyIntake
 from streamdsb import cuda
 from streamdsb.layout import Layout, RowRange
 from streamdsb.queues.faulty import Faults, FaultyRing
@@ -80,9 +79,7 @@ class LossyLoop:
         while self.receiver.drained < passes or not self.repairs.complete:
             self.receiver.check()
             assert not self.generator.ended
-            accepted = self.receiver.counts[:, Count.ACCEPTED].tolist()
-            ended, check = self.receiver.ended, self.receiver.check
-            self.intake.answer(time.monotonic(), passes, accepted, ended, check)
+            self.intake.step(self.receiver, passes)
             self.repairs.step(time.monotonic())
             assert time.monotonic() < deadline, self.receiver.describe()
             time.sleep(2e-4)
