@@ -4,53 +4,58 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamdsb.intrinsics import popcount
+from receiver.mismatches import mismatch_counter
 from streamdsb.jit import inline, kernel
-from streamdsb.layout import BLOCK_WORDS, GROUP_ROWS, HEADER_WORDS, Layout, RowRange
+from streamdsb.layout import BLOCK_WORDS, GROUP_ROWS, Layout, RowRange
 
-_ROWS_AT_ONCE = 4
-"""Rows that share each load of a sign word."""
+_ROWS_AT_ONCE, _REPLICAS_AT_ONCE = 2, 8
+"""Sixteen sums and the words that they are made of fill the vector registers of AVX-512."""
+
+_count_all = mismatch_counter(_ROWS_AT_ONCE, _REPLICAS_AT_ONCE)
+_count_one_replica = mismatch_counter(_ROWS_AT_ONCE, 1)
+_count_one_row = mismatch_counter(1, 1)
 
 
 @inline
-def _add_four_rows(
-    frames: np.ndarray, picked: np.ndarray, signs: np.ndarray, words: int, counts: np.ndarray, first_row: int
+def _add_rows(
+    frames: np.ndarray,
+    picked: np.ndarray,
+    ahead: np.ndarray,
+    signs: np.ndarray,
+    words: int,
+    counts: np.ndarray,
+    first_row: int,
+    sums: np.ndarray,
 ) -> None:
-    a = frames[picked[0], HEADER_WORDS : HEADER_WORDS + words]
-    b = frames[picked[1], HEADER_WORDS : HEADER_WORDS + words]
-    c = frames[picked[2], HEADER_WORDS : HEADER_WORDS + words]
-    d = frames[picked[3], HEADER_WORDS : HEADER_WORDS + words]
-    row_a = np.int64(frames[picked[0], 4]) - first_row
-    row_b = np.int64(frames[picked[1], 4]) - first_row
-    row_c = np.int64(frames[picked[2], 4]) - first_row
-    row_d = np.int64(frames[picked[3], 4]) - first_row
-    for replica in range(signs.shape[0]):
-        v = signs[replica]
-        in_a, in_b, in_c, in_d = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
-        for w in range(words):
-            sign_word = v[w]
-            in_a += popcount(a[w] ^ sign_word)
-            in_b += popcount(b[w] ^ sign_word)
-            in_c += popcount(c[w] ^ sign_word)
-            in_d += popcount(d[w] ^ sign_word)
-        counts[replica, row_a] += np.int32(in_a)
-        counts[replica, row_b] += np.int32(in_b)
-        counts[replica, row_c] += np.int32(in_c)
-        counts[replica, row_d] += np.int32(in_d)
+    replica = 0
+    while replica < signs.shape[0]:
+        several = replica + _REPLICAS_AT_ONCE <= signs.shape[0]
+        replicas = _REPLICAS_AT_ONCE if several else 1
+        if several:
+            _count_all(frames, picked, ahead, signs, replica, words, sums)
+        else:
+            _count_one_replica(frames, picked, ahead, signs, replica, words, sums)
+        for k in range(_ROWS_AT_ONCE):
+            row = np.int64(frames[picked[k], 4]) - first_row
+            for r in range(replicas):
+                counts[replica + r, row] += np.int32(sums[k * replicas + r])
+        replica += replicas
 
 
 @inline
 def _add_row(
-    frames: np.ndarray, picked: int, signs: np.ndarray, words: int, counts: np.ndarray, first_row: int
+    frames: np.ndarray,
+    picked: np.ndarray,
+    signs: np.ndarray,
+    words: int,
+    counts: np.ndarray,
+    first_row: int,
+    sums: np.ndarray,
 ) -> None:
-    a = frames[picked, HEADER_WORDS : HEADER_WORDS + words]
-    row = np.int64(frames[picked, 4]) - first_row
+    row = np.int64(frames[picked[0], 4]) - first_row
     for replica in range(signs.shape[0]):
-        v = signs[replica]
-        mismatches = np.uint64(0)
-        for w in range(words):
-            mismatches += popcount(a[w] ^ v[w])
-        counts[replica, row] += np.int32(mismatches)
+        _count_one_row(frames, picked, picked, signs, replica, words, sums)
+        counts[replica, row] += np.int32(sums[0])
 
 
 @inline
@@ -73,6 +78,7 @@ def _accumulate(
     tile: uint64 (B, 504), the sign words of column block tile_block[0], kept from call to call so that
     they are contiguous and stay in the first-level cache.
     """
+    sums = np.empty(_ROWS_AT_ONCE * _REPLICAS_AT_ONCE, np.uint64)
     i = 0
     while i < accepted.size:
         block = _block_of(frames, accepted[i])
@@ -85,10 +91,11 @@ def _accumulate(
         while stop < accepted.size and _block_of(frames, accepted[stop]) == block:
             stop += 1
         while i + _ROWS_AT_ONCE <= stop:
-            _add_four_rows(frames, accepted[i : i + _ROWS_AT_ONCE], tile, words, counts, first_row)
+            ahead = min(i + _ROWS_AT_ONCE, accepted.size - _ROWS_AT_ONCE)
+            _add_rows(frames, accepted[i:], accepted[ahead:], tile, words, counts, first_row, sums)
             i += _ROWS_AT_ONCE
         while i < stop:
-            _add_row(frames, accepted[i], tile, words, counts, first_row)
+            _add_row(frames, accepted[i:], tile, words, counts, first_row, sums)
             i += 1
 
 
