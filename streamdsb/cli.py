@@ -403,3 +403,17 @@ def exchange(n: int, replicas: int, output: Path | None) -> None:
     from validation.bench_exchange import main as measure
 
     measure(n, replicas, output)
+
+
+@bench.command()
+@click.option("--n", type=click.IntRange(64, 10_000_000), default=100_000, show_default=True)
+@click.option("--replicas", type=click.IntRange(1, 1024), default=8, show_default=True)
+@click.option("--receivers", default="1,2", show_default=True, metavar="G,G,...", help="How many, in turn.")
+@click.option(
+    "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
+)
+def scaling(n: int, replicas: int, receivers: str, output: Path | None) -> None:
+    """Passes with several receivers on this machine's cores, beside what the model of plan predicts."""
+    from validation.bench_scaling import main as measure
+
+    measure(n, replicas, _counts(receivers), output)

@@ -1,0 +1,158 @@
+"""Strong and weak scaling of several receivers on this machine, the model's prediction beside each pass.
+
+Every point is a real run under mpiexec, a generator beside each receiver, and the median of its passes but
+the first.  The model is that of `streamdsb plan --receivers`.  Its terms are measured here: what a receiver
+takes in with a core for itself and one for its generator, and with one core for both (of G receivers on c
+cores, each takes in the lower of the former and c / G of the latter); updates a second; and latency and
+bandwidth between two ranks, from exchanges of few and of many signs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from coordinator.scaling import Network, PassTime
+from streamdsb.config import make_config
+from streamdsb.errors import RunFailed, UserError
+from streamdsb.layout import Layout
+from streamdsb.machine import describe_machine, usable_cores
+from streamdsb.run_directory import TIMINGS, read_lines
+
+_UPDATES = 12
+_LIMIT_S = 600.0
+_FEW, _MANY = (1_000, 1), (10_000_000, 8)
+"""Spins and replicas of the exchanges that tell latency and bandwidth."""
+
+Timing = dict[str, float]
+
+
+def main(n: int, replicas: int, receivers: Sequence[int], output: Path | None) -> None:
+    """Measure, print the tables and write JSON; raises UserError if there is no mpiexec."""
+    bench = _Bench(_mpiexec(), usable_cores(), replicas)
+    one_core = bench.median_pass(n, 1, cores=1)
+    alone = bench.median_pass(n, 1)
+    terms = _Terms.of(n, replicas, alone, one_core, bench.exchange_s(*_FEW), bench.exchange_s(*_MANY))
+    print(terms.text)
+    figures: dict[str, Any] = {"terms": vars(terms), "cores": bench.cores, "machine": describe_machine()}
+    weak = [(math.isqrt(n * n * count), count) for count in receivers]
+    for name, sizes in (("strong", [(n, count) for count in receivers]), ("weak", weak)):
+        print(f"\n{name:6}  receivers           n     measured        model  measured / model        GB/s")
+        figures[name] = [bench.point(size, count, terms) for size, count in sizes]
+    if output is not None:
+        output.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def _mpiexec() -> str:
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise UserError("bench scaling needs an mpiexec; get one with: pip install mpich")
+    return found
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What the model is given; bytes, updates of one spin, and seconds."""
+
+    alone_rate: float
+    """Payload a second into a receiver that has a core, and its generator another."""
+    one_core_rate: float
+    """The same if both share one core."""
+    update_rate: float
+    latency_s: float
+    bandwidth: float
+
+    @classmethod
+    def of(
+        cls, n: int, replicas: int, alone: Timing, one_core: Timing, few_s: float, many_s: float
+    ) -> _Terms:
+        spins, signed = _MANY
+        received = Layout(spins, signed, 1).bitmap_words * 8 * signed / 2
+        return cls(
+            alone["payload_bytes"] / alone["receive_s"],
+            one_core["payload_bytes"] / one_core["receive_s"],
+            n * replicas / alone["update_s"],
+            few_s,
+            received / max(many_s - few_s, 1e-9),
+        )
+
+    def network(self, receivers: int, cores: int) -> Network:
+        """What each of `receivers` on `cores` meets."""
+        rate = min(self.alone_rate, self.one_core_rate * cores / receivers)
+        return Network(rate, self.latency_s, self.bandwidth, self.update_rate)
+
+    @property
+    def text(self) -> str:
+        return (
+            f"a receiver and its generator: {self.alone_rate / 1e9:.2f} GB/s on two cores,"
+            f" {self.one_core_rate / 1e9:.2f} GB/s on one; {self.update_rate / 1e6:.0f} M updates/s;"
+            f" between ranks {self.latency_s * 1e6:.0f} us and {self.bandwidth / 1e9:.2f} GB/s"
+        )
+
+
+@dataclass(frozen=True)
+class _Bench:
+    mpiexec: str
+    cores: int
+    replicas: int
+
+    def point(self, n: int, receivers: int, terms: _Terms) -> dict[str, float]:
+        """Measure one row of a table and print it."""
+        model = PassTime.of(Layout(n, self.replicas, 1), receivers, terms.network(receivers, self.cores))
+        timing = self.median_pass(n, receivers)
+        measured = timing["total_s"]
+        rate = timing["payload_bytes"] / measured
+        print(
+            f"{receivers:>17,}{n:>12,}{1e3 * measured:>10.1f} ms{1e3 * model.total_s:>10.1f} ms"
+            f"{measured / model.total_s:>18.2f}{rate / 1e9:>12.2f}",
+            flush=True,
+        )
+        return {"n": n, "model_s": model.total_s} | vars(model) | {f"measured_{k}": timing[k] for k in timing}
+
+    def median_pass(self, n: int, receivers: int, cores: int | None = None) -> Timing:
+        """Medians of the seconds of a run's passes; on the first `cores` of those allowed, or on all."""
+        problem = {"source": "random", "n": n, "seed": 42}
+        config = make_config(
+            {"problem": problem, "solver": {"replicas": self.replicas, "updates": _UPDATES, "seed": 42}}
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            path, out = Path(folder) / "run.yaml", Path(folder) / "run"
+            path.write_text(config.to_yaml())
+            self._start(receivers, ["run", str(path), "--out", str(out)], cores)
+            passes = read_lines(out / TIMINGS)[1:]
+        keys = ("receive_s", "update_s", "exchange_s", "total_s", "payload_bytes")
+        return {key: statistics.median(line[key] for line in passes) for key in keys}
+
+    def exchange_s(self, n: int, replicas: int) -> float:
+        """Seconds of a sign exchange between two ranks."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "exchange.json"
+            sizes = ["--n", str(n), "--replicas", str(replicas)]
+            self._start(2, ["bench", "exchange", *sizes, "--json", str(path)])
+            milliseconds: float = json.loads(path.read_text())["median_ms"]
+        return milliseconds / 1e3
+
+    def _start(self, ranks: int, arguments: list[str], cores: int | None = None) -> None:
+        command = str(Path(sys.executable).with_name("streamdsb"))
+        allowed = sorted(os.sched_getaffinity(0))[:cores]
+        done = subprocess.run(
+            [self.mpiexec, "-n", str(ranks), command, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            preexec_fn=partial(os.sched_setaffinity, 0, allowed),
+        )
+        if done.returncode:
+            raise RunFailed(f"{ranks} ranks of {' '.join(arguments)} failed: {done.stderr[-500:].strip()}")
