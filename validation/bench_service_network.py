@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
 from streamdsb.errors import RunFailed
+from streamdsb.machine import usable_cores
 from streamdsb.service.client import Client
 from streamdsb.service.exchange import REPLY_ROOM, exchange
 from streamdsb.service.limits import max_replicas
@@ -47,16 +49,38 @@ def server_process(*settings: str) -> Iterator[str]:
 
 
 def exchange_all(
-    client: Client, frames: np.ndarray, due: np.ndarray, window: int, spin: bool
+    clients: Sequence[Client], frames: np.ndarray, due: np.ndarray, window: int, spin: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Send frames as told, once each; replies uint8 (m, REPLY_ROOM), times sent and received, ns."""
-    count = len(frames)
+    """Send frames as told, once each, in turn by each client; each client has a thread and its share of the
+    window. Returns replies uint8 (m, REPLY_ROOM), times sent and received, ns.
+    """
+    count, senders = len(frames), len(clients)
     own = np.zeros((count, -(-frames.shape[1] // 8) * 8), np.uint8)
     own[:, : frames.shape[1]] = frames
     replies = np.zeros((count, REPLY_ROOM), np.uint8)
     sent, received = np.zeros((2, count), np.int64)
-    sizes, order = np.full(count, frames.shape[1]), np.arange(count)
-    exchange(client.fileno(), own, sizes, order, due, window, 2_000_000_000, spin, replies, sent, received)
+
+    def send(client: Client, mine: slice) -> None:
+        part, times = np.ascontiguousarray(own[mine]), np.zeros((2, len(own[mine])), np.int64)
+        part.view("<u8")[:, 3] = np.uint64(client.take_requests(len(part))) + np.arange(
+            len(part), dtype=np.uint64
+        )
+        answers = np.zeros((len(part), REPLY_ROOM), np.uint8)
+        sizes, order = np.full(len(part), frames.shape[1]), np.arange(len(part))
+        exchange(
+            client.fileno(), part, sizes, order, np.ascontiguousarray(due[mine]), max(1, window // senders),
+            2_000_000_000, spin, answers, times[0], times[1],
+        )  # fmt: skip
+        replies[mine], sent[mine], received[mine] = answers, times[0], times[1]
+
+    threads = [
+        threading.Thread(target=send, args=(client, slice(index, None, senders)))
+        for index, client in enumerate(clients)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return replies, sent, received
 
 
@@ -66,16 +90,16 @@ def _percentiles(values: np.ndarray) -> dict[str, float]:
 
 
 def measure_loop(
-    client: Client, model: Model, loaded: LoadedModel, count: int, *, window: int | None, rate: float | None,
-    replicas: int, updates: int, spin: bool,
+    clients: Sequence[Client], model: Model, loaded: LoadedModel, count: int, *, window: int | None,
+    rate: float | None, replicas: int, updates: int, spin: bool,
 ) -> Figures:  # fmt: skip
     """One run: closed loop with `window` outstanding, or open loop at `rate` requests a second."""
     total = count + _WARM
-    frames = requests_for(loaded, total, replicas, updates, client.take_requests(total))
+    frames = requests_for(loaded, total, replicas, updates)
     due = np.zeros(total, np.int64)
     if rate is not None:
         due = np.cumsum(np.random.default_rng(5).exponential(1e9 / rate, total)).astype(np.int64)
-    replies, sent, received = exchange_all(client, frames, due, window or total, spin)
+    replies, sent, received = exchange_all(clients, frames, due, window or total, spin)
     headers = np.ascontiguousarray(replies[:, :64]).view(RESULT)[:, 0]
     later = np.arange(total) >= _WARM
     answered = later & (received > 0)
@@ -88,6 +112,7 @@ def measure_loop(
     return {
         "outstanding": window,
         "offered": rate,
+        "clients": len(clients),
         "emitted": float(emitted) if rate else None,
         "achieved": len(good) / seconds,
         "lost": int(np.count_nonzero(later & (received == 0))),
@@ -111,48 +136,66 @@ def _show(run: Figures) -> None:
     )
 
 
-def measure_packets(client: Client, count: int) -> Figures:
-    """Requests for a model that nobody loaded: what sockets, loops and client carry without any solve."""
+def measure_packets(clients: Sequence[Client], count: int, spin: bool) -> Figures:
+    """Requests for a model that nobody loaded: what sockets, loops and clients carry without any solve."""
     nobody = LoadedModel(63, 1, REFERENCE[1])
     rates = {}
-    for window in (1, 64, 512):
-        frames = requests_for(nobody, count, 8, 100, client.take_requests(count))
-        _, sent, received = exchange_all(client, frames, np.zeros(count, np.int64), window, False)
-        rates[str(window)] = float(np.count_nonzero(received) / ((received.max() - sent.min()) / 1e9))
-        print(f"  packets alone, {window:3} outstanding: {rates[str(window)]:9.0f}/s", flush=True)
+    for senders in sorted({1, len(clients)}):
+        for window in (1, 64, 512):
+            if window < senders:
+                continue
+            frames = requests_for(nobody, count if window > 1 else count // 10, 8, 100)
+            _, sent, received = exchange_all(
+                clients[:senders], frames, np.zeros(len(frames), np.int64), window, spin
+            )
+            rate = float(np.count_nonzero(received) / ((received.max() - sent.min()) / 1e9))
+            rates[f"{senders} clients, {window} outstanding"] = rate
+            print(f"  packets alone, {senders} clients, {window:3} outstanding: {rate:9.0f}/s", flush=True)
     return rates
 
 
-def measure_network(count: int) -> Figures:
-    """The `cpu` server on loopback, in a process of its own, with the reference request."""
+def measure_network(server: str, count: int, rates: Sequence[float] = ()) -> Figures:
+    """A server on loopback, in a process of its own, with the reference request.
+
+    Closed loop, then open loop at shares of the best closed one and at `rates`, from as many clients as there
+    are cores to spare for them; with many cores, clients wait busily.
+    """
     form, n, replicas, updates = REFERENCE
     model = instance(form, n)
     runs: list[Figures] = []
-    print(f"\n  {form.name} n {n} B {replicas} K {updates} over UDP on loopback; times in us")
-    with server_process("queue=4096") as address, Client(address) as client:
-        loaded = client.load(model)
-        packets = measure_packets(client, 20 * count)
-        for window in (1, 4, 16, 64):
+    spin = usable_cores() >= 8
+    senders = min(4, max(1, usable_cores() // 4))
+    print(
+        f"\n  {server} server: {form.name} n {n} B {replicas} K {updates} over UDP on loopback; times in us"
+    )
+    with ExitStack() as stack:
+        address = stack.enter_context(server_process(f"server={server}", "queue=4096"))
+        clients = [stack.enter_context(Client(address)) for _ in range(senders)]
+        loaded = clients[0].load(model)
+        packets = measure_packets(clients, 10 * count, spin)
+
+        def measure(window: int | None, rate: float | None) -> None:
+            several = rate is not None or (window or 0) > 64
+            requests = count if rate is None else max(count, min(int(rate), 20 * count))
             runs.append(
-                measure_loop(client, model, loaded, count, window=window, rate=None, replicas=replicas,
-                             updates=updates, spin=False)
+                measure_loop(clients if several else clients[:1], model, loaded, requests, window=window,
+                             rate=rate, replicas=replicas, updates=updates, spin=spin)
             )  # fmt: skip
             _show(runs[-1])
+
+        for window in (1, 4, 16, 64, *((256, 1024) if server != "cpu" else ())):
+            measure(window, None)
         most = max(run["achieved"] for run in runs)
-        for share in (0.1, 0.25, 0.5, 0.75, 0.9):
-            runs.append(
-                measure_loop(client, model, loaded, count, window=None, rate=share * most, replicas=replicas,
-                             updates=updates, spin=False)
-            )  # fmt: skip
-            _show(runs[-1])
+        for rate in [*(share * most for share in (0.1, 0.25, 0.5, 0.75, 0.9)), *rates]:
+            measure(None, rate)
     return {"packets_alone": packets, "runs": runs}
 
 
-def measure_check(count: int) -> Figures:
-    """`count` replies over the network, each compared with the NumPy oracle: 2E, replica and spins."""
+def measure_check(server: str, count: int) -> Figures:
+    """`count` replies of a server, each compared with the NumPy oracle: 2E, replica and spins."""
     rng = np.random.default_rng(12)
     checked = wrong = 0
-    with server_process() as address, Client(address) as client:
+    with server_process(f"server={server}") as address, Client(address) as client:
         while checked < count:
             form, n = Format(int(rng.integers(1, 4))), int(rng.integers(1, 49))
             replicas, updates = int(rng.integers(1, min(4, max_replicas(n)) + 1)), int(rng.integers(1, 9))
@@ -179,5 +222,5 @@ def measure_check(count: int) -> Figures:
                 answer = int(replies.two_energy[index]), int(replies.replica[index])
                 wrong += not (same and answer == (expected.two_energy, expected.replica))
             checked += len(seeds)
-    print(f"\n  {checked} replies against the oracle: {wrong} wrong")
+    print(f"\n  {server} server: {checked} replies against the oracle: {wrong} wrong")
     return {"checked": checked, "wrong": wrong}

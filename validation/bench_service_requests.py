@@ -50,13 +50,12 @@ def table() -> Iterator[tuple[Format, int, int, int]]:
                     yield from ((form, n, replicas, updates) for updates in UPDATES)
 
 
-def requests_for(model: LoadedModel, count: int, replicas: int, updates: int, first: int) -> np.ndarray:
+def requests_for(model: LoadedModel, count: int, replicas: int, updates: int) -> np.ndarray:
     """`count` SOLVE frames, fields from the pool in turn, a seed each."""
     fields = fields_for(model.n)[np.arange(count) % PATTERNS]
     seeds = np.arange(count, dtype=np.uint64) + np.uint64(FIRST_SEED)
     return solve_frames(
         model.slot, model.generation, model.n, fields, seeds, replicas=replicas, updates=updates,
-        first_request=first,
     )  # fmt: skip
 
 

@@ -118,24 +118,46 @@ def request(
         click.echo(f"spins written to {spins}")
 
 
+def _choices(name: str, text: str, allowed: tuple[str, ...]) -> list[str]:
+    """The words of a comma-separated option; UserError if one is not allowed."""
+    words = text.split(",")
+    if unknown := [word for word in words if word not in allowed]:
+        raise UserError(f"{name} {unknown[0]}: it should be some of {', '.join(allowed)}")
+    return words
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        rates = [float(word) for word in text.split(",") if word]
+    except ValueError:
+        rates = [0.0]
+    if not all(1 <= rate <= 1e8 for rate in rates):
+        raise UserError(f"--rates is {text!r}, but it should be numbers from 1 to 1e8 with commas between")
+    return rates
+
+
 @click.command("service", epilog=SUMMARY)
 @click.option(
     "--only", default="solve,network", show_default=True, help="Parts to measure: solve, network, check, gpu."
 )
+@click.option("--servers", default="cpu", show_default=True, help="Of network and check: cpu, launch, proxy.")
+@click.option("--rates", default="", help="Further arrivals a second of the open loop, e.g. 100000,600000.")
 @click.option("--requests", "count", default=10_000, show_default=True, help="Requests of each network run.")
+@click.option("--quick", is_flag=True, help="K = 100 alone in the kernel, and fewer replies checked.")
 @click.option(
     "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
 )
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw latency against load here."
 )
-def bench_service(only: str, count: int, output: Path | None, plot: Path | None) -> None:
-    """One request alone, requests over the network, every reply checked, and the GPU's part."""
+def bench_service(
+    only: str, servers: str, rates: str, count: int, quick: bool, output: Path | None, plot: Path | None
+) -> None:
+    """One request alone, requests over the network, replies checked, and on a GPU the parts of it."""
     from validation.bench_service import PARTS, main
 
-    parts = only.split(",")
-    if unknown := [part for part in parts if part not in PARTS]:
-        raise UserError(f"--only {unknown[0]}: the parts are {', '.join(PARTS)}")
+    parts = _choices("--only", only, PARTS)
+    names = _choices("--servers", servers, ("cpu", "launch", "proxy"))
     if not 100 <= count <= 10_000_000:
         raise UserError(f"--requests is {count}, but it should be an integer from 100 to 10000000")
-    main(parts, count, output, plot)
+    main(parts, names, _rates(rates), count, quick, output, plot)

@@ -95,14 +95,15 @@ class LaunchServer(GpuServer):
         self._lanes = LaunchLanes(self._models, self.config.streams)
         arguments = self.rings, self._lanes.lanes, self.work_event, self.reply_event
         compile_for(work, arguments)
-        self._spawn(self._work, *arguments)
+        self._spawn(launch_requests, self.config.device, *arguments)
 
-    def _work(self, *arguments: Any) -> None:
-        cuda.use_device(self.config.device)
-        cuda.free_memory()  # makes the device's context this thread's
-        status = work(*arguments)
-        if status:
-            raise RunFailed(f"a launch had a device fault: {driver.describe(status)}")
+
+def launch_requests(device: int, *arguments: Any) -> None:
+    """`work` of the launch server on the calling thread; RunFailed if the driver reports a fault."""
+    cuda.use_device(device)
+    cuda.free_memory()  # makes the device's context this thread's
+    if status := work(*arguments):
+        raise RunFailed(f"a launch had a device fault: {driver.describe(status)}")
 
 
 class LaunchLanes:

@@ -15,7 +15,7 @@ from streamdsb.service.messages import RESULT, Status, solve_frames
 from streamdsb.service.replies import LoadedModel
 from streamdsb.service.server import Server
 from streamdsb.service.servers import make_server
-from validation import oracle_solve
+from validation import bench_service_gpu, oracle_solve
 
 pytestmark = pytest.mark.gpu
 
@@ -79,6 +79,13 @@ def test_a_single_worker_answers_everything() -> None:
     for seed in range(0, 5000, 97):
         expected = oracle_solve.solve(couplings, None, replicas=2, updates=10, seed=seed)
         assert np.array_equal(replies.spins[seed], expected.spins)
+
+
+def test_rings_filled_without_a_network() -> None:
+    for measure in (bench_service_gpu.measure_proxy_rings, bench_service_gpu.measure_launch_rings):
+        runs = measure(3000)
+        assert [run["inside"] for run in runs] == [1, 64, 512, 4096]
+        assert all(run["checked"] == 300 and run["wrong"] == 0 for run in runs)
 
 
 def test_a_fault_ends_the_server_with_its_message() -> None:

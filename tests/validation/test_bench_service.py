@@ -39,10 +39,10 @@ def test_a_run_over_the_network(tmp_path: Path) -> None:
         loaded = client.load(model)
         for window, rate in ((4, None), (None, 2000.0)):
             run = bench_service_network.measure_loop(
-                client, model, loaded, 300, window=window, rate=rate, replicas=2, updates=10, spin=False
+                [client], model, loaded, 300, window=window, rate=rate, replicas=2, updates=10, spin=False
             )
             assert (run["lost"], run["refused"], run["mismatches"]) == (0, 0, 0)
             assert (run["energies_checked"], run["solves_checked"]) == (300, 100)
-        figures = {"network": {"runs": [run, {**run, "outstanding": 4}]}}
-    bench_service.plot(figures, tmp_path / "plot.png")
+        networks = {"cpu": {"runs": [run, {**run, "outstanding": 4}]}}
+    bench_service.plot(networks, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000
