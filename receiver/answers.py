@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,10 +57,17 @@ class Answers:
         self.resent = 0
         """Frames that were asked for again in the current pass."""
 
-    def answer(self, now: float, standing: Standing, missing: FindMissing, state: str) -> np.ndarray | None:
+    @property
+    def name(self) -> str:
+        """The pass and the queue it speaks of."""
+        return f"pass {self._pass}, queue {self._queue}"
+
+    def answer(
+        self, now: float, standing: Standing, missing: FindMissing, fault: Callable[[], str | None]
+    ) -> np.ndarray | None:
         """What to send back, uint64 (1, 512), or None; now: seconds on any clock that only goes on.
 
-        Raises RunFailed, which says the `state` of the pass, if the budget is spent.
+        Raises RunFailed, beginning with what `fault` says, if the budget is spent.
         """
         if standing.ended:
             if self._pass_acknowledged and not standing.repeated:
@@ -70,10 +78,7 @@ class Answers:
         ranges = self._requests.due(now, base, standing.highest, standing.accepted, missing)
         self.resent += int(ranges[:, 1].sum())
         if self.resent > self._most_resent:
-            raise RunFailed(
-                f"pass {self._pass}, queue {self._queue}: {state}: {self.resent} frames were asked for again"
-                " (stream.resend_budget)"
-            )
+            raise RunFailed(f"{fault()}: {self.resent} frames were asked for again (stream.resend_budget)")
         is_asked = standing.repeated and now >= self._answered + _SHORTEST_SILENCE_S
         if not len(ranges) and not is_asked and base < self._acknowledged + self._window // 4:
             return None

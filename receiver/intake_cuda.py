@@ -51,9 +51,10 @@ class _Lane:
         def missing(first: int, stop: int) -> np.ndarray:
             return look.missing(first + start, stop + start) - np.array([start, 0])
 
-        frame = self.answers.answer(
-            now, standing, missing, f"{accepted} of {self.expected} frames were added"
-        )
+        def fault() -> str:
+            return f"{self.answers.name}: {accepted} of {self.expected} frames were added"
+
+        frame = self.answers.answer(now, standing, missing, fault)
         if frame is not None:
             self._repeats = look.repeats
             self._line.answer(frame)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from receiver.answers import Answers, Standing
 from receiver.check import END_FOUND, Count, judge, reasons_text
-from receiver.requests import Requests
-from streamdsb.errors import RunFailed
-from streamdsb.feedback import MAX_RANGES, FeedbackWriter
+from streamdsb.feedback import MAX_RANGES
 from streamdsb.jit import inline, kernel
 from streamdsb.layout import Layout, RowRange, ceil_div
 from streamdsb.payload_checksum import checksums
@@ -21,9 +20,6 @@ _ACCEPTED, _DUPLICATE, _MISPLACED, _WRONG_PASS = (
     int(reason) for reason in (Count.ACCEPTED, Count.DUPLICATE, Count.MISPLACED, Count.WRONG_PASS)
 )
 _LATE, _CORRUPT, _OVERRUN = int(Count.LATE), int(Count.CORRUPT), int(Count.OVERRUN)
-
-_SHORTEST_SILENCE_S = 0.002
-"""How long a sender that repeats itself waits for an answer, so that not every frame gets one."""
 
 
 @inline
@@ -141,19 +137,14 @@ class Window:
         self._rows = rows
         self._run = run
         self._pass = 0
-        self._window = window
-        self._most_resent = int(budget * self.expected) + 4 * window
         self._state = np.zeros(4, np.int64)
         self._added = np.zeros(ceil_div(window, 64) + 1, np.uint64)
         self._accepted = np.empty(burst_frames, np.int32)
         self._sums = np.empty(burst_frames, np.uint32)
         self._ranges = np.empty((MAX_RANGES, 2), np.int64)
-        self._writer = FeedbackWriter(run, queue)
-        self._requests = Requests()
+        self._answers = Answers(run, queue, self.expected, window, budget)
         self.counts = np.zeros(len(Count), np.int64)
         """Frames of the current pass by what happened to them, int64 (len(Count),)."""
-        self.resent = 0
-        """Frames that were asked for again in the current pass."""
 
     def begin_pass(self, pass_index: int) -> None:
         """Expect the frames of `pass_index`."""
@@ -161,11 +152,12 @@ class Window:
         self._state[:] = 0
         self._added[:] = 0
         self.counts[:] = 0
-        self.resent = 0
-        self._acknowledged = 0
-        self._requests.begin_pass()
-        self._answered = 0.0
-        self._pass_acknowledged = False
+        self._answers.begin_pass(pass_index)
+
+    @property
+    def resent(self) -> int:
+        """Frames that were asked for again in the current pass."""
+        return self._answers.resent
 
     def accept(self, frames: np.ndarray) -> np.ndarray:
         """Indices, int32, of those of `frames`, uint64 (<= burst_frames, >= 512), that are to be added."""
@@ -193,26 +185,17 @@ class Window:
 
         Raises RunFailed if the budget is spent.
         """
-        if self.ended:
-            if self._pass_acknowledged and not self._state[_REPEATED]:
-                return None
-            self._pass_acknowledged = True
+        standing = Standing(
+            base=int(self._state[_BASE]),
+            highest=int(self._state[_HIGHEST]),
+            accepted=int(self.counts[Count.ACCEPTED]),
+            ended=self.ended,
+            repeated=bool(self._state[_REPEATED]),
+        )
+        frame = self._answers.answer(now, standing, self._missing, self.fault)
+        if frame is not None:
             self._state[_REPEATED] = 0
-            return self._writer.pass_ack(self._pass, self.expected)
-        base, highest = int(self._state[_BASE]), int(self._state[_HIGHEST])
-        accepted = int(self.counts[Count.ACCEPTED])
-        missing = self._requests.due(now, base, highest, accepted, self._missing)
-        self.resent += int(missing[:, 1].sum())
-        if self.resent > self._most_resent:
-            raise RunFailed(
-                f"{self.fault()}: {self.resent} frames were asked for again (stream.resend_budget)"
-            )
-        is_asked = self._state[_REPEATED] and now >= self._answered + _SHORTEST_SILENCE_S
-        if not len(missing) and not is_asked and base < self._acknowledged + self._window // 4:
-            return None
-        self._acknowledged, self._answered = base, now
-        self._state[_REPEATED] = 0
-        return self._writer.resend(self._pass, base, missing)
+        return frame
 
     def _missing(self, first: int, stop: int) -> np.ndarray:
         base = int(self._state[_BASE])
