@@ -198,6 +198,7 @@ def measure_launch_rings(count: int) -> list[Figures]:
         rings.control[STOP] = 1
         os.eventfd_write(events[0], 1)
         worker.join()
+        made.finish()
         for event in events:
             os.close(event)
 

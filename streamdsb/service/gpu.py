@@ -36,6 +36,7 @@ _HOST = np.dtype([(name, "u8") for name in ("replies", "reply_sequence", "contro
 _STORE = np.dtype([(name, "u8") for name in ("models", "formats")])
 _KERNELS = ("serve", "saturate", "solve_batch")
 _HOST_TO_DEVICE = 1
+_RESERVED_BYTES = 1024  # of shared memory a block, for the system
 _STOP_S = 5.0
 
 
@@ -50,9 +51,13 @@ def mapped_array(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
     return array.reshape(shape)
 
 
-def most_workers() -> int:
+def most_workers(shared_bytes: int) -> int:
     """Worker blocks that the current device holds beside the block that feeds them."""
-    return BLOCKS_A_MULTIPROCESSOR * cuda.multiprocessors() - 1
+    import cupy
+
+    most = int(cupy.cuda.Device().attributes["MaxSharedMemoryPerMultiprocessor"])
+    blocks = min(BLOCKS_A_MULTIPROCESSOR, most // (shared_bytes + _RESERVED_BYTES))
+    return blocks * cuda.multiprocessors() - 1
 
 
 def kernel_of(name: str) -> tuple[Any, int]:
@@ -64,7 +69,7 @@ def kernel_of(name: str) -> tuple[Any, int]:
     shared = int(size.get()[0])
     kernel = cuda.load("service.cu", name, defines)
     kernel.max_dynamic_shared_size_bytes = shared
-    cuda.carve_out(kernel, BLOCKS_A_MULTIPROCESSOR * (shared + 1024))
+    cuda.carve_out(kernel, BLOCKS_A_MULTIPROCESSOR * (shared + _RESERVED_BYTES))
     return kernel, shared
 
 
@@ -135,12 +140,12 @@ class ResidentWorkers:
     def __init__(self, rings: Rings, store: DeviceStore, workers: int | None = None) -> None:
         import cupy
 
-        most = most_workers()
+        self._kernel, self._shared = kernel_of("serve")
+        most = most_workers(self._shared)
         if workers is not None and workers > most:
             raise UserError(f"workers is {workers}, but this GPU has room for 1 to {most} worker blocks")
         self._host, self._store = rings, store
         self._blocks = 1 + (workers or most)
-        self._kernel, self._shared = kernel_of("serve")
         self._rings = _DeviceRings(cuda.address(rings.work))
         host = np.zeros((), _HOST)
         host["replies"], host["control"] = cuda.address(rings.replies), cuda.address(rings.control)
@@ -191,10 +196,6 @@ class GpuSolver:
         for place, model in enumerate(models):
             self._store.upload(place, model)
 
-    def _launch(self, name: str, blocks: int, arguments: tuple[Any, ...]) -> None:
-        kernel, shared = kernel_of(name)
-        kernel((blocks,), (THREADS,), arguments, shared_mem=shared)
-
     def solve(self, items: np.ndarray) -> np.ndarray:
         """Solve items, uint8 (m, WORK_BYTES), in one launch; their replies, uint8 (m, REPLY_BYTES)."""
         device_items = cuda.empty(items.shape, np.uint8)
@@ -205,7 +206,8 @@ class GpuSolver:
 
     def launch(self, items: cupy.ndarray, replies: cupy.ndarray) -> None:
         """`solve` on arrays that are on the device, without waiting."""
-        self._launch("solve_batch", len(items), (items, replies, self._store.address))
+        kernel, shared = kernel_of("solve_batch")
+        kernel((len(items),), (THREADS,), (items, replies, self._store.address), shared_mem=shared)
 
     def saturate(self, patterns: np.ndarray, count: int, workers: int | None = None) -> Saturated:
         """Run `count` requests, a multiple of PRODUCED_AT_ONCE, through rings on the device, at full speed.
@@ -222,7 +224,9 @@ class GpuSolver:
         frame_bytes = HEADER_BYTES + (2 * int(header["n"]) if header["flags"] & FIELD_FOLLOWS else 0)
         counts = np.uint32(len(patterns)), np.uint64(count), np.uint32(-(-frame_bytes // 16) * 16)
         arguments = rings.address, self._store.address, device_patterns, *counts
-        self._launch("saturate", 1 + (workers or most_workers()), arguments)
+        kernel, shared = kernel_of("saturate")
+        blocks = 1 + (workers or most_workers(shared))
+        kernel((blocks,), (THREADS,), arguments, shared_mem=shared)
         cuda.settle()
         times = rings.control.get()
         rate = count / (int(times[_ENDED_NS]) - int(times[_STARTED_NS])) * 1e9

@@ -8,6 +8,7 @@ it is answered.
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,10 @@ class LaunchServer(GpuServer):
         compile_for(work, arguments)
         self._spawn(launch_requests, self.config.device, *arguments)
 
+    def _stop_workers(self) -> None:
+        if hasattr(self, "_lanes"):
+            self._lanes.finish()
+
 
 def launch_requests(device: int, *arguments: Any) -> None:
     """`work` of the launch server on the calling thread; RunFailed if the driver reports a fault."""
@@ -134,3 +139,9 @@ class LaunchLanes:
             shared,
         )
         cuda.settle()
+
+    def finish(self) -> None:
+        """Wait for what is on its way; RunFailed if the device reports a fault."""
+        for stream in self._streams:
+            while not cuda.check_stream(stream, "a launch"):
+                time.sleep(1e-4)
