@@ -153,7 +153,7 @@ from streamdsb.errors import RunFailed
 from validation.bench_cuda import Loop
 
 queue = type(Loop(2, 1, 1, "random", 1).ring).queue
-type(Loop(2, 1, 1, "random", 1).ring).queue = lambda ring, q: (4096, *queue(ring, q)[1:])
+type(Loop(2, 1, 1, "random", 1).ring).queue = lambda ring, q: (queue(ring, q)[0] + 4, *queue(ring, q)[1:])
 loop = Loop(1000, 1, 1, "random", 1)
 loop.receiver.start()
 loop.generator.start()
@@ -172,4 +172,4 @@ def test_device_fault_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FAULT]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path)
     assert done.returncode == 3, done.stderr
-    assert "kernel stopped with a device fault: cudaErrorIllegalAddress" in done.stdout
+    assert "kernel stopped with a device fault: cudaErrorMisalignedAddress" in done.stdout
