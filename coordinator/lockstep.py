@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from coordinator.schedule import SaveSchedule
 from coordinator.supply import Supply
 from coordinator.timings import timing
 from receiver import accumulate_cpu, check, update_cpu, window
+from receiver.base import Receiver
 from receiver.check import Count
 from receiver.engine_cpu import CpuReceiver, require_memory
 from receiver.exchange import SignExchange
@@ -29,7 +31,7 @@ from streamdsb.channel import PeerGone
 from streamdsb.checkpoint import Checkpoint, Header, load_first_usable
 from streamdsb.communicator import Communicator
 from streamdsb.config import Config
-from streamdsb.errors import RunFailed
+from streamdsb.errors import RunFailed, StreamdsbError
 from streamdsb.jit import compile_kernels
 from streamdsb.layout import RowRange
 from streamdsb.machine import peak_memory
@@ -48,7 +50,7 @@ _PROGRESS_S = 0.25
 class Lockstep:
     """One receiver among several and its generator; every method is called by all ranks alike.
 
-    rows: of each rank; supply: where this rank's frames come from.
+    rows: of each rank; supply: where this rank's frames come from; device: its GPU, if it computes on one.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Lockstep:
         peers: Peers,
         display: Display,
         out: Path,
+        device: int | None = None,
     ) -> None:
         self.config = config
         self.outcome = Outcome()
@@ -68,6 +71,8 @@ class Lockstep:
         self._ranks = ranks
         self._peers = peers
         self._display = display
+        self._device = device
+        self._is_started = False
         self._pass = 0
         self.first_pass = 0
         """The pass that the run begins or goes on with."""
@@ -78,6 +83,8 @@ class Lockstep:
         self._best = Spins(best_pass=0, best_replica=0, best_two_energy=2**62)
         self._exchange = SignExchange(ranks, rows, config.solver.replicas)
         self._best_signs = np.zeros(config.layout.bitmap_words, np.uint64)
+        self._take_signs: Callable[[], None] = lambda: None
+        """Takes signs that were exchanged to where they are used, if that is not host memory."""
 
     @property
     def signs(self) -> np.ndarray:
@@ -103,11 +110,10 @@ class Lockstep:
         """
         self._field = field
         config, rows = self.config, self._rows[self._ranks.rank]
-        layout = config.layout
-        beside = [
-            part for part, host in zip(self._rows, hosts, strict=False) if host == hosts[self._ranks.rank]
-        ]
-        require_memory(config, sum(layout.of(part).state_bytes for part in beside))
+        if self._device is None:
+            here = hosts[self._ranks.rank]
+            beside = [part for part, host in zip(self._rows, hosts, strict=False) if host == here]
+            require_memory(config, sum(config.layout.of(part).state_bytes for part in beside))
         self._supply.join(self._peers, self._display)
         welcome(self._peers.members[0].channel, config, run_id)
         couplings = described(config)
@@ -117,20 +123,39 @@ class Lockstep:
             restored = load_first_usable(checkpoints, config.n, config.solver.replicas, rows)
         self.first_pass = restored.header.next_pass if restored else 0
         self._peers.send(Resolved(n=config.n, rows=(rows.start, rows.stop), first_pass=self.first_pass))
-        kernels = [*frame.KERNELS, *check.KERNELS, *accumulate_cpu.KERNELS, *update_cpu.KERNELS]
-        kernels += shm.KERNELS if config.stream.transport == "shm" else []
-        if config.stream.is_lossy:
-            kernels += [*udp.KERNELS, *window.KERNELS, *payload_checksum.KERNELS]
-        compile_kernels(*kernels)
-        queues = self._supply.open_queues(config, run_id, self._peers)
-        self._receiver = CpuReceiver(config, run_id, field, queues, self._peers.trouble, rows)
+        self._receiver = self._open_receiver(run_id)
         if restored:
             self._restore(restored)
         waiting_for = f"the generator to compile and to try how fast it is, with the couplings of {couplings}"
         ready = self._await(Ready, waiting_for, _START_TIMEOUT_S)
-        self._exchange.exchange(self.signs)
+        self._exchange_signs()
         rates = self._ranks.gather(min(ready.payload_per_second, self._receiver.measure_rate()))
         self._say_plan(min(rates))
+
+    def _open_receiver(self, run_id: int) -> Receiver:
+        """The receiver of this rank's rows, with everything compiled and allocated."""
+        config, rows, stream = self.config, self._rows[self._ranks.rank], self.config.stream
+        kernels = shm.KERNELS if stream.transport == "shm" else ()
+        if self._device is None:
+            kernels += (*frame.KERNELS, *check.KERNELS, *accumulate_cpu.KERNELS, *update_cpu.KERNELS)
+        if stream.is_lossy:
+            kernels += (*udp.KERNELS, *window.KERNELS, *payload_checksum.KERNELS)
+        compile_kernels(*kernels)
+        queues = self._supply.open_queues(config, run_id, self._peers)
+        if self._device is None:
+            return CpuReceiver(config, run_id, self._field, queues, self._peers.trouble, rows)
+        from coordinator import rank_cuda
+
+        part = rank_cuda.PartConfig.of(config, rows)
+        receiver = rank_cuda.open_receiver(
+            part, run_id, self._field, queues, self._peers, self._device, self.first_pass
+        )
+        self._take_signs = receiver.take_signs
+        return receiver
+
+    def _exchange_signs(self) -> None:
+        self._exchange.exchange(self.signs)
+        self._take_signs()
 
     def _restore(self, restored: Checkpoint) -> None:
         header = restored.header
@@ -164,6 +189,8 @@ class Lockstep:
 
     def run_passes(self, directory: RunDirectory | None) -> None:
         """All passes; rank 0 writes a record and a timing of each to `directory`."""
+        self._receiver.start()
+        self._is_started = True
         self._display.start(self.config, self.first_pass)
         if directory is not None:
             every(_PROGRESS_S, self._show_progress)
@@ -182,7 +209,7 @@ class Lockstep:
             self._receiver.advance(k)
         exchange_start = time.perf_counter()
         if k < self.config.solver.updates:
-            self._exchange.exchange(self.signs)
+            self._exchange_signs()
         end = time.perf_counter()
         digest = checksum(self.signs)
         own_seconds = receive_s, drain_s, end - update_start, end - exchange_start, wait_s
@@ -281,6 +308,7 @@ class Lockstep:
             self._checkpoints.sizes,
             self._checkpoints.seconds,
         )
+        self.close()  # a generator on the same GPU cannot free its memory before
         self._peers.send(Stop(completed=True))
         farewell = self._await(Farewell, "the generator to end", _STOP_TIMEOUT_S)
         memory = self._ranks.gather((peak_memory(), farewell.peak_memory))
@@ -290,6 +318,13 @@ class Lockstep:
             for r, sizes in enumerate(memory)
             for role, size in zip(roles, sizes, strict=True)
         }
+
+    def close(self) -> None:
+        """No pass will follow, however the run has ended; may be called again."""
+        if self._is_started:
+            self._is_started = False
+            with suppress(StreamdsbError):  # whatever is wrong with it now, the run has its end
+                self._receiver.stop()
 
     def _show_progress(self) -> None:
         """In the current pass, as far as can be told from the rows here."""

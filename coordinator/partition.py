@@ -59,24 +59,35 @@ class Partition:
                 return self.first_generator + part
         return None
 
-    def lines(self, config: Config, hosts: Sequence[str]) -> list[str]:
-        """In words, what each rank does; hosts: of each rank."""
-        return [f"rank {rank} on {host}: {self._role(config, rank)}" for rank, host in enumerate(hosts)]
+    def lines(self, config: Config, hosts: Sequence[str], devices: Sequence[int | None]) -> list[str]:
+        """In words, what each rank does; hosts: of each rank; devices: its GPU, if it computes on one."""
+        places = list(zip(hosts, devices, strict=True))
+        lines = []
+        for rank, place in enumerate(places):
+            role = f"idle, as {self.idle_because}"
+            if rank < len(self.rows):
+                role = self._receives(config, rank, _device_text(place, places))
+            elif served := self.served_by(rank):
+                rows = RowRange(self.rows[served[0]].start, self.rows[served[-1]].stop)
+                names = f"rank {served[0]}" if len(served) == 1 else f"ranks {served[0]} to {served[-1]}"
+                role = f"generator of {_rows_text(rows)} on the CPU, for {names}"
+            lines.append(f"rank {rank} on {hosts[rank]}: {role}")
+        return lines
 
-    def _role(self, config: Config, rank: int) -> str:
-        queues, transport = config.stream.queues, config.stream.transport
-        if rank < len(self.rows):
-            generator = self.generator_of(rank)
-            source = "a generator of its own" if generator is None else f"rank {generator}"
-            return (
-                f"receiver of {_rows_text(self.rows[rank])} on the CPU, {queues} queue{'s'[: queues - 1]}"
-                f" ({transport}) from {source}" + ("; keeps the records" if rank == 0 else "")
-            )
-        if served := self.served_by(rank):
-            rows = RowRange(self.rows[served[0]].start, self.rows[served[-1]].stop)
-            names = f"rank {served[0]}" if len(served) == 1 else f"ranks {served[0]} to {served[-1]}"
-            return f"generator of {_rows_text(rows)} on the CPU, for {names}"
-        return f"idle, as {self.idle_because}"
+    def _receives(self, config: Config, rank: int, device: str) -> str:
+        queues, generator = config.stream.queues, self.generator_of(rank)
+        source = "a generator of its own" if generator is None else f"rank {generator}"
+        return (
+            f"receiver of {_rows_text(self.rows[rank])} on {device}, {queues} queue{'s'[: queues - 1]}"
+            f" ({config.stream.transport}) from {source}" + ("; keeps the records" if rank == 0 else "")
+        )
+
+
+def _device_text(place: tuple[str, int | None], places: Sequence[tuple[str, int | None]]) -> str:
+    if place[1] is None:
+        return "the CPU"
+    sharing = places.count(place)
+    return f"GPU {place[1]}" + (f" (which {sharing} ranks share)" if sharing > 1 else "")
 
 
 def _rows_text(rows: RowRange) -> str:
@@ -103,19 +114,13 @@ def _too_few(receivers: int, generators: int, size: int) -> str:
 
 def refuse_what_ranks_cannot(config: Config) -> None:
     """Raise UserError for keys that do not go with several receivers."""
-    for role in ("generator", "receiver"):
-        if getattr(config, role).backend != "cpu":
-            raise UserError(
-                f"{role}.backend is {getattr(config, role).backend}, but receivers that mpiexec or srun start"
-                " compute on the CPU only; use cpu, or start one process without mpiexec"
-            )
     stream = config.stream
-    if config.generators is None and stream.transport != "shm":
+    if config.generators is None and stream.transport not in ("shm", "peer"):
         raise UserError(
             f"stream.transport is {stream.transport}, but receivers that mpiexec or srun start have their"
-            " generators beside them; use shm, or give ranks to generators with the key generators"
+            " generators beside them; use shm or peer, or give ranks to generators with the key generators"
         )
-    if config.generators is not None and not stream.is_networked:
+    if config.generators is not None and stream.transport not in ("tcp", "udp"):
         raise UserError(
             f"stream.transport is {stream.transport}, but generators is {config.generators}: what ranks"
             " generate goes to others over tcp or udp; use one of these"

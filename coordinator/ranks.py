@@ -91,13 +91,14 @@ def run_ranks(
     assert began is not None
     config = began.config
     partition = Partition.of(config, ranks.size)
-    for line in partition.lines(config, hosts):
+    device = _own_device(config, partition, ranks.rank, hosts)
+    for line in partition.lines(config, hosts, ranks.gather(device)):
         display.say(line)
     receivers = ranks.first(len(partition.rows))
-    supply = _find_supply(partition, config, began.token, ranks, hosts, peers)
+    supply = _find_supply(partition, config, began.token, device, ranks, hosts, peers)
     if receivers is None or supply is None:
         return
-    lockstep = Lockstep(config, partition.rows, supply, receivers, peers, display, began.out)
+    lockstep = Lockstep(config, partition.rows, supply, receivers, peers, display, began.out, device)
     try:
         lockstep.prepare(began.field, began.run_id, hosts, began.checkpoints)
         if receivers.rank == 0:
@@ -112,6 +113,7 @@ def run_ranks(
         raise peers.cause_of(Interrupted("called off")) from None
     finally:
         display.close()
+        lockstep.close()
         peers.call_off("")
         end_processes(peers)
     if receivers.rank == 0:
@@ -119,15 +121,29 @@ def run_ranks(
             display.say(line)
 
 
+def _own_device(config: Config, partition: Partition, rank: int, hosts: Sequence[str]) -> int | None:
+    """The GPU of this rank if it receives on one; raises UserError if there is none for it."""
+    if config.receiver.backend != "cuda" or rank >= len(partition.rows):
+        return None
+    from coordinator.rank_cuda import device_of
+
+    return device_of(config, rank, hosts)
+
+
 def _find_supply(
     partition: Partition,
     config: Config,
     token: str,
+    device: int | None,
     ranks: Communicator,
     hosts: Sequence[str],
     peers: Peers,
 ) -> Supply | None:
     """Where this rank's frames are to come from, if it receives; if it generates, it does so, to the end."""
+    if config.stream.transport == "peer" and device is not None:
+        from coordinator.rank_cuda import GeneratorInside
+
+        return GeneratorInside(device)
     if not partition.served:
         return GeneratorBeside(config)
     supply = GeneratingRank(token) if ranks.rank < len(partition.rows) else None

@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from streamdsb.config import Config
+from streamdsb.cuda import device_count
+from streamdsb.errors import UserError
 from streamdsb.run_directory import read_lines
 from tests.harness import (
     COMMAND,
@@ -209,7 +211,6 @@ def test_signals(number: signal.Signals, start: Start) -> None:
     [
         ("receivers=3", "receivers is 3, but 2 ranks were started"),
         ("generators=1", "stream.transport is shm, but generators is 1"),
-        ("receiver.backend=cuda", "receiver.backend is cuda"),
         ("stream.transport=tcp", "stream.transport is tcp"),
     ],
 )
@@ -220,6 +221,22 @@ def test_what_ranks_cannot_do_is_refused(setting: str, words: str, start: Start)
     assert "streamdsb: rank 0 on " in err
     assert words in err
     assert not job.out.exists()
+
+
+def _why_no_gpu() -> str | None:
+    try:
+        device_count()
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.skipif(_why_no_gpu() is None, reason="there is a GPU")
+def test_a_rank_without_a_gpu(start: Start) -> None:
+    status, err = start(2, config_of(n=100), "receiver.backend=cuda").end(START_S)
+    assert status == 2
+    words = f": there is no GPU for this rank: {_why_no_gpu()}"
+    assert any(line.startswith("streamdsb: rank ") and words in line for line in err.splitlines()), err
 
 
 def test_a_rank_that_never_starts() -> None:

@@ -44,7 +44,7 @@ def test_every_receiver_has_one_generator(n: int, receivers: int, data: st.DataO
 
 def _said(size: int, **keys: Any) -> list[str]:
     config = config_of(**keys)
-    return Partition.of(config, size).lines(config, "abcdefgh"[:size])
+    return Partition.of(config, size).lines(config, "abcdefgh"[:size], [None] * size)
 
 
 def test_what_each_rank_is_said_to_do() -> None:
@@ -68,6 +68,17 @@ def test_what_ranks_that_generate_are_said_to_do() -> None:
         "rank 5 on f: idle, as receivers is 3 and generators is 2",
     ]
     assert "from rank 2" in _said(3, n=200, generators=1, stream=tcp)[1]
+
+
+def test_ranks_on_gpus_and_those_that_share_one() -> None:
+    cuda = {"backend": "cuda"}
+    config = config_of(n=200, stream={"transport": "peer"}, generator=cuda, receiver=cuda)
+    lines = Partition.of(config, 3).lines(config, "aab", [0, 0, 0])
+    assert (
+        "rows 0 to 63 on GPU 0 (which 2 ranks share), 1 queue (peer) from a generator of its own" in lines[0]
+    )
+    assert "rows 64 to 127 on GPU 0 (which 2 ranks share), " in lines[1]
+    assert "rows 128 to 199 on GPU 0, " in lines[2]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +119,7 @@ def test_ranks_that_do_not_suffice(size: int, keys: dict[str, Any], words: str) 
     [
         ("shm", 1, "stream.transport is shm, but generators is 1"),
         ("tcp", None, "stream.transport is tcp, but receivers"),
-        ("udp", None, "use shm, or give ranks to generators"),
+        ("udp", None, "use shm or peer, or give ranks to generators"),
     ],
 )
 def test_transports_that_do_not_lead_there(transport: str, generators: int | None, words: str) -> None:
