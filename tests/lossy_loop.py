@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +25,7 @@ SEED = 42
 
 
 class LossyLoop:
-    """A run's inner loop over queues of kind `faulty`."""
+    """A run's inner loop over queues of kind `faulty`, the receiver on device 0, the generator on any."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class LossyLoop:
         window: int = 512,
         budget: float = 10.0,
         first_pass: int = 0,
+        generator_device: int = 0,
     ) -> None:
         self.layout = Layout(n, replicas, queues)
         self.first_pass = first_pass
@@ -53,20 +56,36 @@ class LossyLoop:
             self.layout, rows, RUN, first_pass, self.ring, self.state, windows=self.intake.windows
         )
         passes = updates + 1 - first_pass
-        self.generator = GenerateKernel(
-            self.layout, rows, source, SEED, RUN, first_pass, passes, self.ring, shared_memory(replicas)
-        )
+        self._generator_device = generator_device
+        beside = None if generator_device else shared_memory(replicas)
+        with self._on_generator_device():
+            self.generator = GenerateKernel(
+                self.layout, rows, source, SEED, RUN, first_pass, passes, self.ring, beside
+            )
         self.repairs = Repairs(self.layout, RUN, self.generator, self.ring.lines, window)
+
+    def _on_generator_device(self) -> Any:
+        import cupy
+
+        if self._generator_device:
+            with (
+                cupy.cuda.Device(self._generator_device),
+                contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError),
+            ):
+                cupy.cuda.runtime.deviceEnablePeerAccess(0)
+        return cupy.cuda.Device(self._generator_device)
 
     def __enter__(self) -> LossyLoop:
         self.receiver.start()
-        self.generator.start()
+        with self._on_generator_device():
+            self.generator.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.generator.stop()
+        with self._on_generator_device():
+            self.generator.stop()
         self.receiver.stop()
 
     def record(self, k: int, timeout_s: float = 20.0) -> str:

@@ -184,7 +184,6 @@ struct WindowChecker {
         for (u32 turn = 0;; turn++) {
             Arrival mine;
             u32 arrived = share.queue.receive(mine);
-            if (!arrived && __any_sync(ALL_LANES, load_relaxed(&job.state->stop) != 0)) return;
             __syncwarp();
             for (u32 k = 0; k < arrived; k++)
                 fetch_headers(__shfl_sync(ALL_LANES, mine.slot, k), __shfl_sync(ALL_LANES, mine.count, k), headers[k]);
@@ -197,7 +196,11 @@ struct WindowChecker {
                     take(slot + first, count - first < WARP ? count - first : WARP, headers[k] + 4 * first);
             }
             if (arrived) show();
-            if (!arrived || turn % 8 == 0) advance();  // a round trip to the L2
+            if (!arrived || turn % 8 == 0) {  // not always: it takes a round trip to the L2
+                u64 stop = load_relaxed(&job.state->stop);
+                advance();
+                if (__any_sync(ALL_LANES, stop != 0)) return;
+            }
             if (ending && base == start + expected) end_pass();
         }
     }

@@ -100,6 +100,17 @@ def test_two_column_blocks_and_many_windows(queues: int) -> None:
     assert hashlib.sha256(lines.encode()).hexdigest() == expected
 
 
+@pytest.mark.gpu
+@pytest.mark.multi_gpu
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("queues", [1, 8])
+def test_from_one_gpu_to_another(queues: int) -> None:
+    faults = FAULTS["everything"]
+    with LossyLoop(5000, 8, 3, "random", queues, faults, slots=2048, window=1024, generator_device=1) as loop:
+        got = [loop.record(k) for k in range(4)]
+    assert got == expected_records(5000, 8, 3, "random")
+
+
 # --- on a GPU and on a CPU --------------------------------------------------------------------------
 
 
