@@ -41,8 +41,10 @@ __device__ __forceinline__ float sub(float a, float b) {
 // Whether x > 0, subnormals included whatever the compiler flushes.
 __device__ __forceinline__ bool is_up(float x) { return __float_as_int(x) > 0; }
 
-// Exact for |i| < 2^22, which every force is; two short operations instead of one long one.
-__device__ __forceinline__ float to_float(i32 i) { return sub(__int_as_float(0x4B400000 + i), 12582912.0f); }
+// i32 to float, exact for |i| < 2^22, which every force is: LIFT added before, often to what is constant, then
+// one short operation instead of a long one.
+constexpr i32 LIFT = 0x4B400000;
+__device__ __forceinline__ float lifted_to_float(i32 i) { return sub(__int_as_float(i), 12582912.0f); }
 
 struct Problem {
     u32 form, n, replicas, updates;
@@ -76,15 +78,15 @@ struct Shape {
     }
 };
 
-__device__ __forceinline__ float advance(float& x, float& y, float force, float xi, float dt, float detuning) {
+// One update of one spin; whether it is up afterwards, which the walls do not change.
+__device__ __forceinline__ bool advance(float& x, float& y, float force, float xi, float dt, float detuning) {
     float g = sub(mul(xi, force), mul(detuning, x));
     y = add(y, mul(g, dt));
     x = add(x, mul(y, dt));
-    bool outside = fabsf(x) > 1.0f;
-    float wall = is_up(x) ? 1.0f : -1.0f;
-    x = outside ? wall : x;
+    const bool up = is_up(x), outside = fabsf(x) > 1.0f;
+    x = outside ? (up ? 1.0f : -1.0f) : x;
     y = outside ? 0.0f : y;
-    return x;
+    return up;
 }
 
 __device__ __forceinline__ float initial_value(u64 key, u32 replica, u32 row) {
@@ -138,10 +140,22 @@ __device__ __forceinline__ void add_sums(i32 (&c)[4], i32 (&d)[4], const Fragmen
     }
 }
 
-// a + h of a thread's four from the two accumulators; base holds h, or h - (|P| - |M|), of its two rows.
+// a + base of a thread's four from the two accumulators; base holds h, or h - (|P| - |M|), of its two rows.
 template <bool IS_INT8>
-__device__ __forceinline__ i32 force_of(const i32 (&c)[4], const i32 (&d)[4], const i32 (&base)[2], u32 i) {
-    return (IS_INT8 ? c[i] + d[i] : 2 * (c[i] - d[i])) + base[i / 2];
+__device__ __forceinline__ void forces_of(i32 (&force)[4], const i32 (&c)[4], const i32 (&d)[4],
+                                          const i32 (&base)[2]) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) force[i] = (IS_INT8 ? c[i] + d[i] : 2 * (c[i] - d[i])) + base[i / 2];
+}
+
+template <bool IS_INT8, u32 CHUNKS>
+__device__ __forceinline__ void forces_of(i32 (&force)[4], const Fragment (&fragments)[CHUNKS], const i32 (&base)[2],
+                                          const u8* signs, const Shape& shape, u32 replica_tile, u32 lane) {
+    i32 c[4] = {}, d[4] = {};
+#pragma unroll
+    for (u32 chunk = 0; chunk < CHUNKS; chunk++)
+        add_sums<IS_INT8>(c, d, fragments[chunk], signs, shape, replica_tile, chunk, lane);
+    forces_of<IS_INT8>(force, c, d, base);
 }
 
 template <bool IS_INT8>
@@ -209,7 +223,7 @@ __device__ __noinline__ void solve_in_registers(const Problem& problem, Shared& 
     while (across < shape.row_tiles && across < WARPS) across *= 2;
     const u32 first_row = warp % across, first_replica = warp / across, replica_step = WARPS / across;
     Fragment fragments[ROWS][CHUNKS];
-    i32 base[ROWS][2];
+    i32 lifted[ROWS][2];  // base + LIFT
     float x[ROWS][REPLICAS][4] = {}, y[ROWS][REPLICAS][4] = {};
     const u64 position_key = mix(p.seed + 3 * HASH_ROW), momentum_key = mix(p.seed + 4 * HASH_ROW);
     bool up[4] = {};
@@ -223,7 +237,7 @@ __device__ __noinline__ void solve_in_registers(const Problem& problem, Shared& 
             fragments[r][c].a = inside ? load_uncached(from) : uint4{0, 0, 0, 0};
             fragments[r][c].b = inside ? load_uncached(from + WARP) : uint4{0, 0, 0, 0};
         }
-        for (u32 i = 0; i < 2; i++) base[r][i] = inside ? shared.base[tile * 16 + lane / 4 + 8 * i] : 0;
+        for (u32 i = 0; i < 2; i++) lifted[r][i] = LIFT + (inside ? shared.base[tile * 16 + lane / 4 + 8 * i] : 0);
 #pragma unroll
         for (u32 b = 0; b < REPLICAS; b++) {
             const u32 replica_tile = first_replica + b * replica_step;
@@ -238,11 +252,9 @@ __device__ __noinline__ void solve_in_registers(const Problem& problem, Shared& 
         }
     }
     Detuning detuning;
+    u32 now = 0, next = shape.half;
     __syncthreads();
-    for (u32 k = 0; k <= p.updates; k++) {
-        const u8* now = shared.signs + (k & 1) * shape.half;
-        u8* next = shared.signs + (~k & 1) * shape.half;
-        const bool last = k == p.updates;
+    for (u32 k = 0; k < p.updates; k++) {
         const float c_k = detuning.at(k, p.updates, lane);
 #pragma unroll
         for (u32 b = 0; b < REPLICAS; b++) {
@@ -252,27 +264,36 @@ __device__ __noinline__ void solve_in_registers(const Problem& problem, Shared& 
             for (u32 r = 0; r < ROWS; r++) {
                 const u32 tile = first_row + r * WARPS;
                 if (tile >= shape.row_tiles) continue;
-                i32 c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0}, force[4];
+                i32 force[4];
+                forces_of<IS_INT8>(force, fragments[r], lifted[r], shared.signs + now, shape, replica_tile, lane);
 #pragma unroll
-                for (u32 chunk = 0; chunk < CHUNKS; chunk++)
-                    add_sums<IS_INT8>(c, d, fragments[r][chunk], now, shape, replica_tile, chunk, lane);
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    force[i] = force_of<IS_INT8>(c, d, base[r], i);
-                    if (!last) advance(x[r][b][i], y[r][b][i], to_float(force[i]), p.xi, p.dt, c_k);
-                    up[i] = is_up(x[r][b][i]);
-                }
-                if (!last) {
-                    store_signs<IS_INT8>(up, next, shape, replica_tile, tile, lane);
-                } else {
-                    i32 h[2];
-                    for (u32 i = 0; i < 2; i++) h[i] = field_of(shared, p, has_field, tile * 16 + lane / 4 + 8 * i);
-                    add_energy(force, up, shared, h, p, replica_tile, tile, lane);
-                }
+                for (u32 i = 0; i < 4; i++)
+                    up[i] = advance(x[r][b][i], y[r][b][i], lifted_to_float(force[i]), p.xi, p.dt, c_k);
+                store_signs<IS_INT8>(up, shared.signs + next, shape, replica_tile, tile, lane);
             }
         }
+        const u32 other = now;
+        now = next, next = other;
         __syncthreads();
     }
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++) {
+        const u32 tile = first_row + r * WARPS;
+        if (tile >= shape.row_tiles) continue;
+        i32 h[2];
+        for (u32 i = 0; i < 2; i++) h[i] = field_of(shared, p, has_field, tile * 16 + lane / 4 + 8 * i);
+#pragma unroll
+        for (u32 b = 0; b < REPLICAS; b++) {
+            const u32 replica_tile = first_replica + b * replica_step;
+            if (replica_tile >= shape.replica_tiles) continue;
+            i32 force[4];
+            forces_of<IS_INT8>(force, fragments[r], lifted[r], shared.signs + now, shape, replica_tile, lane);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) force[i] -= LIFT, up[i] = is_up(x[r][b][i]);
+            add_energy(force, up, shared, h, p, replica_tile, tile, lane);
+        }
+    }
+    __syncthreads();
 }
 
 // The same for any shape: x and y in shared memory, couplings from the cache at every update.
@@ -297,12 +318,14 @@ __device__ __noinline__ void solve_in_memory(const Problem& problem, Shared& sha
                 Fragment f = {load_uncached(from + chunk * 2 * WARP), load_uncached(from + (chunk * 2 + 1) * WARP)};
                 add_sums<IS_INT8>(c, d, f, now, shape, replica_tile, chunk, lane);
             }
-            for (u32 i = 0; i < 2; i++) base[i] = shared.base[tile * 16 + lane / 4 + 8 * i];
+            for (u32 i = 0; i < 2; i++) base[i] = LIFT + shared.base[tile * 16 + lane / 4 + 8 * i];
+            forces_of<IS_INT8>(force, c, d, base);
             bool up[4];
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
                 u32 replica = replica_tile * 8 + lane % 4 * 2 + i % 2, row = tile * 16 + lane / 4 + i / 2 * 8;
-                force[i] = force_of<IS_INT8>(c, d, base, i);
+                const float lifted = lifted_to_float(force[i]);
+                force[i] -= LIFT;
                 up[i] = false;
                 if (replica >= p.replicas) continue;
                 float2& place = shared.state[replica * shape.padded + row];
@@ -311,7 +334,7 @@ __device__ __noinline__ void solve_in_memory(const Problem& problem, Shared& sha
                     x = initial_value(position_key, replica, row);
                     y = initial_value(momentum_key, replica, row);
                 } else if (!last) {
-                    advance(x, y, to_float(force[i]), p.xi, p.dt, c_k);
+                    advance(x, y, lifted, p.xi, p.dt, c_k);
                 }
                 place = {x, y};
                 up[i] = is_up(x);
