@@ -81,7 +81,7 @@ class Array(np.ndarray):
     """A host array that looks like one on the device."""
 
     @property
-    def data(self) -> Any:  # type: ignore[override]
+    def data(self) -> Any:
         return SimpleNamespace(ptr=self.ctypes.data)
 
     def set(self, values: np.ndarray) -> None:

@@ -84,9 +84,11 @@ class LossyLoop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._on_generator_device():
-            self.generator.stop()
-        self.receiver.stop()
+        try:
+            with self._on_generator_device():
+                self.generator.stop()
+        finally:
+            self.receiver.stop()
 
     def record(self, k: int, timeout_s: float = 20.0) -> str:
         """Pass k from its release to its line of records.jsonl."""
