@@ -31,6 +31,15 @@ PACKAGES = ("streamdsb", "streamdsb.service", "generator", "receiver")
 OPTIONS = ("--std=c++17", "--fmad=false", "--diag-suppress=177")
 """What every kernel is compiled with; 177 warns of constants that one kernel of a header does not use."""
 
+_MORE_QUEUES = '#include "gpunetio_queue.cuh"\n'
+"""What comes before the choice of the queue's kind: empty unless chosen, since it may need DOCA's headers."""
+
+_QUEUE_KINDS: dict[str, dict[str, object]] = {
+    "PeerQueue": {},
+    "GpunetioQueue": {"QUEUE": "GpunetioQueue", "GPUNETIO": 1},
+    "SoftwareQueue": {"QUEUE": "GpunetioQueue", "GPUNETIO": 2},
+}
+
 _INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)
 
 
@@ -54,6 +63,8 @@ def source(name: str) -> str:
             return ""
         seen.add(name)
         text = _find(name).read_text().replace("#pragma once\n", "")
+        if name == "queue_kind.cuh":
+            text = _MORE_QUEUES + text
         return _INCLUDE.sub(lambda match: expand(match[1]), text)
 
     return expand(name)
@@ -98,10 +109,10 @@ def use_device(device: int) -> None:
 
 
 @cache
-def _module(name: str, options: tuple[str, ...], device: int) -> Any:
+def _module(name: str, options: tuple[str, ...], device: int, backend: str) -> Any:
     import cupy
 
-    module = cupy.RawModule(code=source(name), options=options, backend="nvrtc")
+    module = cupy.RawModule(code=source(name), options=options, backend=backend)
     module.compile()
     return module
 
@@ -109,17 +120,22 @@ def _module(name: str, options: tuple[str, ...], device: int) -> Any:
 def load(name: str, function: str, defines: Mapping[str, object] | None = None) -> Any:
     """The kernel `function` of source `name`, compiled for the current device with -DSTREAMDSB_<KEY>=<value>.
 
-    Compiled code is kept by CuPy in its cache on disk.
+    Compiled code is kept by CuPy in its cache on disk.  UserError if it needs DOCA, which is not installed.
     """
     import cupy
 
-    options = OPTIONS + _defines(defines or {})
-    return _module(name, options, cupy.cuda.Device().id).get_function(function)
+    options, backend = OPTIONS + _defines(defines or {}), "nvrtc"
+    if defines and defines.get("GPUNETIO") == 1:
+        # DOCA's headers include the C library's and rdma-core's, which NVRTC cannot read
+        from streamdsb.gpunetio.library import compile_options
+
+        options, backend = options + compile_options(), "nvcc"
+    return _module(name, options, cupy.cuda.Device().id, backend).get_function(function)
 
 
 def queue_kind(kind: str) -> dict[str, object]:
     """What to define for the kind of queue a kernel uses; nothing for the one it uses by default."""
-    return {} if kind == "PeerQueue" else {"QUEUE": kind}
+    return _QUEUE_KINDS.get(kind, {"QUEUE": kind})
 
 
 def carve_out(kernel: Any, shared_bytes: int) -> None:

@@ -177,11 +177,16 @@ template <class T, class U> T atomicSub(T* p, U v) { return __atomic_fetch_sub(p
 template <class T, class U> T atomicOr(T* p, U v) { return __atomic_fetch_or(p, T(v), __ATOMIC_RELAXED); }
 template <class T, class U> T atomicAnd(T* p, U v) { return __atomic_fetch_and(p, T(v), __ATOMIC_RELAXED); }
 template <class T, class U> T atomicExch(T* p, U v) { return __atomic_exchange_n(p, T(v), __ATOMIC_RELAXED); }
-template <class T, class U> T atomicMax_system(T* p, U v) {
+inline u64 atomicCAS(u64* p, u64 compare, u64 value) {
+    __atomic_compare_exchange_n(p, &compare, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return compare;
+}
+template <class T, class U> T atomicMax(T* p, U v) {
     T old = __atomic_load_n(p, __ATOMIC_RELAXED);
     while (old < T(v) && !__atomic_compare_exchange_n(p, &old, T(v), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
     return old;
 }
+template <class T, class U> T atomicMax_system(T* p, U v) { return atomicMax(p, v); }
 
 inline int __ffs(unsigned v) { return __builtin_ffs(int(v)); }
 inline int __ffsll(u64 v) { return __builtin_ffsll(static_cast<long long>(v)); }

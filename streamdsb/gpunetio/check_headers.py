@@ -24,18 +24,6 @@ KERNELS = {
     "generate.cu": (),
 }
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-_LAST_INCLUDE = "#ifndef STREAMDSB_QUEUE\n"
-
-
-def kernel_source(name: str) -> str:
-    """The kernel `name` with queue kind `gpunetio` in it."""
-    text = cuda.source(name)
-    if "struct GpunetioQueue" in text:
-        return text
-    queue = re.sub(r"#pragma once\n", "", cuda.source("gpunetio_queue.cuh"))
-    own = queue[queue.index("#ifdef STREAMDSB_GPUNETIO") :]
-    common = cuda.source("queue.cuh")
-    return text.replace(_LAST_INCLUDE, own.replace(common, "") + _LAST_INCLUDE, 1)
 
 
 def compile_host(doca: Path, rdma: Path | None) -> None:
@@ -49,11 +37,10 @@ def compile_kernel(name: str, architecture: int, doca: Path, rdma: Path | None) 
     folders: Sequence[Path] = [doca] if rdma is None else [doca, rdma]
     with tempfile.TemporaryDirectory() as scratch:
         source, binary = Path(scratch, name), Path(scratch, "kernel.cubin")
-        source.write_text(kernel_source(name))
+        source.write_text(cuda.source(name))
         options = [
             *cuda.OPTIONS,
-            "-DSTREAMDSB_QUEUE=GpunetioQueue",
-            "-DSTREAMDSB_GPUNETIO=1",
+            *(f"-DSTREAMDSB_{key}={value}" for key, value in cuda.queue_kind("GpunetioQueue").items()),
             "-DDOCA_ALLOW_EXPERIMENTAL_API",
             *KERNELS[name],
             *(f"-I{folder}" for folder in folders),

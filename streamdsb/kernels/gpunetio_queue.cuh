@@ -4,8 +4,8 @@
 //
 // -DSTREAMDSB_GPUNETIO says whose functions drive the queues: 1 for DOCA's, 2 for those of the software card.
 #pragma once
-#ifdef STREAMDSB_GPUNETIO
 #include "queue.cuh"
+#ifdef STREAMDSB_GPUNETIO
 #if STREAMDSB_GPUNETIO == 2
 #include "gpunetio_software.cuh"
 #else
@@ -30,6 +30,11 @@ struct SendState {  // device memory, zero at the start
     u64 due;     // when it may be posted at a pace: picoseconds of the global timer, times of earlier bursts made up
     u64 failed;  // the card has reported an error: nothing is posted any more
 };
+
+template <typename T>
+__device__ u64 volatile_of(const T& word) {
+    return *const_cast<const volatile T*>(&word);
+}
 
 struct GpunetioQueue {
     static constexpr bool LOSSY = true;
@@ -80,8 +85,10 @@ struct GpunetioQueue {
         __shared__ bool granted;
         if (threadIdx.x == 0) {
             stop_word() = stop;
+            poll(volatile_of(send_queue->cqe_ci));  // also when there is room, so that an error soon shows
             granted = going();
             while (granted && burst >= places && !complete(burst - places)) {
+                __nanosleep(100);
                 poll(burst - places);
                 granted = going();
             }
@@ -95,13 +102,13 @@ struct GpunetioQueue {
     // In the order of bursts, so that the completion of a burst has the burst's number.
     __device__ void submit(u64 burst, u32 count) const {
         __shared__ bool posting;
-        __shared__ uint64_t descriptor;
+        __shared__ u64 descriptor;
         __syncthreads();
         if (threadIdx.x < count) address(compose(burst) + threadIdx.x * FRAME_BYTES);
         __threadfence();  // what this thread composed, before the doorbell of another
         if (threadIdx.x == 0) {
             posting = wait_for_turn(burst, count);
-            descriptor = *const_cast<volatile uint64_t*>(&send_queue->wqe_pi);
+            descriptor = volatile_of(send_queue->wqe_pi);
         }
         __syncthreads();
         if (!posting) return;
@@ -114,7 +121,7 @@ struct GpunetioQueue {
         }
     }
 
-    __device__ bool complete(u64 burst) const { return *const_cast<volatile uint64_t*>(&send_queue->cqe_ci) > burst; }
+    __device__ bool complete(u64 burst) const { return volatile_of(send_queue->cqe_ci) > burst; }
 
   private:
     // Of the block: where it reads that it is to stop, kept for the waits of submit.
@@ -134,7 +141,6 @@ struct GpunetioQueue {
         doca_error_t status = doca_gpu_dev_eth_txq_poll_completion_at<DOCA_GPUNETIO_ETH_RESOURCE_SHARING_MODE_GPU>(
             send_queue, burst, DOCA_GPUNETIO_ETH_WAIT_FLAG_NB);
         if (status != DOCA_SUCCESS) fail(SEND_FAULT);
-        __nanosleep(100);
     }
 
     __device__ void address(u8* frame) const {

@@ -1,0 +1,154 @@
+"""Queue kind `gpunetio` on the software card: records stay the oracle's, on a GPU or on a CPU instead."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from types import TracebackType
+
+import numpy as np
+import pytest
+
+from receiver.check import Count
+from streamdsb.errors import RunFailed
+from streamdsb.gpunetio.queue import address_words, check_faults, frame_picoseconds, source_address
+from streamdsb.gpunetio.software import LinkFaults, SoftwareRing
+from tests import cuda_on_host, lossy_loop
+from validation import oracle
+
+FAULTS = {
+    "nothing": LinkFaults(),
+    "loss of 1 %": LinkFaults(lose=0.01),
+    "repetition": LinkFaults(repeat=0.2),
+    "delay": LinkFaults(delay=0.3),
+    "everything": LinkFaults(lose=0.1, repeat=0.1, delay=0.2),
+}
+_TIMER = 'asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");'
+
+
+@cache
+def expected_records(n: int, replicas: int, updates: int, source: str) -> list[str]:
+    couplings = getattr(oracle, f"{source}_couplings")(n, 42)
+    return oracle.solve(couplings, replicas=replicas, updates=updates, seed=42).records
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(
+            "cpu", marks=pytest.mark.skipif(not cuda_on_host.AVAILABLE, reason="needs g++ on x86-64")
+        ),
+        pytest.param("gpu", marks=pytest.mark.gpu),
+    ]
+)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the kernels and the card run."""
+    if request.param == "cpu":
+        monkeypatch.setitem(cuda_on_host._CALLS, "wire", "wire((Job*)a[0])")
+        plain = [*cuda_on_host._WITHOUT_ASSEMBLY, (_TIMER, "ns = __rdtsc() / 2;")]
+        monkeypatch.setattr(cuda_on_host, "_WITHOUT_ASSEMBLY", plain)
+        cuda_on_host.install(monkeypatch)
+    return request.param
+
+
+class CardLoop(lossy_loop.LossyLoop):
+    """The same loop as over queue kind `faulty`, over the software card."""
+
+    ring: SoftwareRing
+
+    def __enter__(self) -> CardLoop:
+        self.ring.start()
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self.ring.stop()
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch, device: str) -> type[CardLoop]:
+    monkeypatch.setattr(lossy_loop, "FaultyRing", SoftwareRing)
+    return CardLoop
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("name", "queues"), [("nothing", 1), ("everything", 3)])
+def test_records_are_the_oracles(loop: type[CardLoop], name: str, queues: int) -> None:
+    with loop(500, 3, 2, "random", queues, FAULTS[name], slots=256, window=128) as run:
+        got = [run.record(k) for k in range(3)]
+        counts = run.receiver.counts.sum(axis=0)
+        run.ring.check()
+    assert got == expected_records(500, 3, 2, "random")
+    assert counts[Count.ACCEPTED] == 3 * 500
+    lost, repeated = (run.ring.counters()[name] for name in ("lost", "repeated"))
+    assert (lost > 0) == (repeated > 0) == (name == "everything")
+    assert (counts[Count.DUPLICATE] > 0) >= (name == "everything")
+
+
+@pytest.mark.timeout(60)
+def test_ring_that_is_overrun(loop: type[CardLoop]) -> None:
+    with loop(500, 3, 1, "random", 1, LinkFaults(), slots=64, window=512, budget=1000) as run:
+        got = [run.record(k) for k in range(2)]
+    assert got == expected_records(500, 3, 1, "random")
+
+
+@pytest.mark.timeout(60)
+def test_completion_with_an_error_ends_the_kernel_and_is_named(loop: type[CardLoop]) -> None:
+    with loop(500, 3, 1, "random", 2, LinkFaults(fail=1)) as run:
+        run.repairs.begin_pass(0, 0)
+        run.generator.release(1)
+        deadline = time.monotonic() + 20
+        while not run.generator.ended:
+            run.repairs.step(time.monotonic())
+            assert time.monotonic() < deadline
+            time.sleep(1e-3)
+        with pytest.raises(
+            RunFailed, match=r"^queue [01]: the card could not send: a completion reports an error$"
+        ):
+            run.ring.check()
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("queues", [1, 4, 8])
+@pytest.mark.parametrize("name", FAULTS)
+def test_larger_runs(loop: type[CardLoop], device: str, name: str, queues: int) -> None:
+    if device == "cpu":
+        pytest.skip("takes a GPU")
+    with loop(5000, 8, 3, "random", queues, FAULTS[name], slots=2048, window=1024) as run:
+        got = [run.record(k) for k in range(4)]
+        counts = run.receiver.counts.sum(axis=0)
+    assert got == expected_records(5000, 8, 3, "random")
+    assert counts[Count.ACCEPTED] == 4 * 5000
+
+
+# --- what kernels are told --------------------------------------------------------------------------
+
+
+def test_addresses_tell_queues_apart() -> None:
+    mac = bytes.fromhex("b8cef6010203")
+    sources = [source_address(mac, queue) for queue in range(8)]
+    assert [source.hex() for source in sources[:2]] == ["02cef6010203", "12cef6010203"]
+    assert len(set(sources)) == 8
+    assert all(source[0] & 0b11 == 0b10 for source in sources)  # locally administered, one host
+    low, high = address_words(mac, sources[1])
+    assert (low.to_bytes(8, "little") + high.to_bytes(4, "little")).hex() == "b8cef601020312cef6010203"
+
+
+def test_pace() -> None:
+    assert frame_picoseconds(None, 4) == 0
+    assert frame_picoseconds(400, 1) == 82_400  # 4120 bytes
+    assert frame_picoseconds(400, 8) == 8 * 82_400
+
+
+def test_faults() -> None:
+    check_faults(np.zeros(2, np.uint64))
+    with pytest.raises(RunFailed, match=r"^queue 1: the card could not receive"):
+        check_faults(np.array([0, 2], np.uint64))
+    with pytest.raises(RunFailed, match=r"^queue 0: fault 9 of the card$"):
+        check_faults(np.array([9], np.uint64))
