@@ -328,11 +328,19 @@ def report(directory: Path, output: Path | None) -> None:
 
 
 @main.command()
-def doctor() -> None:
+@click.option("--gpunetio", is_flag=True, help="Look for what stream.transport=gpunetio needs, in detail.")
+@click.option("--nic", metavar="PCI", help="Which network card, such as 17:00.0; else the closest to a GPU.")
+@click.option("--gpu", metavar="PCI", help="Which GPU.")
+def doctor(gpunetio: bool, nic: str | None, gpu: str | None) -> None:
     """Say what this machine has, what is missing for which feature, and how to get it."""
     from streamdsb import doctor as doctors
+    from streamdsb import doctor_gpunetio as gpunetio_doctors
 
-    click.echo(doctors.report(doctors.examine()))
+    if gpunetio:
+        machine = gpunetio_doctors.Machine(nic=nic, gpu=gpu)
+        click.echo(gpunetio_doctors.report(gpunetio_doctors.examine(machine)))
+    else:
+        click.echo(doctors.report(doctors.examine()))
 
 
 main.add_command(serve)
