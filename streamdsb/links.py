@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from streamdsb.channel import Channel, PeerGone, prove_token
 from streamdsb.config import Config
+from streamdsb.config_words import shown
 from streamdsb.door import HANDSHAKE_TIMEOUT_S, open_door
 from streamdsb.endpoints import open_endpoint
 from streamdsb.errors import Cancelled, RunFailed, StreamdsbError, UserError
@@ -36,22 +37,48 @@ def token_from_environment() -> str:
 def parse_address(text: str) -> tuple[str, int]:
     """HOST:PORT, with [..] around an IPv6 host."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise UserError(f"address {text!r}: expected HOST:PORT with a port from 0 to 65535")
-    return host.strip("[]") or "0.0.0.0", int(port)
+    if not colon or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
+        raise UserError(f"address {shown(text)}: expected HOST:PORT with a port from 0 to 65535")
+    host = host.strip("[]")
+    _require_host(host)
+    return host or "0.0.0.0", int(port)
+
+
+def _require_host(name: str) -> None:
+    """Raise UserError for what a resolver does not even look up."""
+    try:
+        is_host = b"\0" not in name.encode("idna")
+    except UnicodeError:
+        is_host = False
+    if not is_host:
+        raise UserError(
+            f"{shown(name)} is not a host name or an address: a name such as node7 or 10.0.0.7 is"
+        )
+
+
+def _reason(error: OSError) -> str:
+    """In the system's words; Python's repeat the address."""
+    if error.errno and error.errno > 0:
+        return os.strerror(error.errno)
+    return (error.strerror or str(error)).partition(" (while")[0]
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening TCP socket; raises UserError if the address cannot be had."""
+    _require_host(host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise UserError(f"cannot listen on {host}:{port}: {_reason(error)}") from None
 
 
 def connect(host: str, port: int, what: str, patience_s: float) -> socket.socket:
-    """Connect to `what`, trying again while nobody listens there yet, for up to `patience_s` seconds."""
+    """Connect to `what`, trying again while nobody listens there yet, for up to `patience_s` seconds.
+
+    Raises UserError if that cannot be.
+    """
+    _require_host(host)
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -61,9 +88,7 @@ def connect(host: str, port: int, what: str, patience_s: float) -> socket.socket
                 raise UserError(f"no {what} listens at {host}:{port} (waited {patience_s:g} s)") from None
             time.sleep(0.1)
         except OSError as error:
-            raise UserError(
-                f"cannot connect to the {what} at {host}:{port}: {error.strerror or error}"
-            ) from None
+            raise UserError(f"cannot connect to the {what} at {host}:{port}: {_reason(error)}") from None
         else:
             return connection
 

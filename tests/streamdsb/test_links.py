@@ -9,8 +9,8 @@ import pytest
 
 from streamdsb import door
 from streamdsb.channel import Channel, PeerGone, prove_token, receive_exactly
-from streamdsb.errors import Cancelled, RunFailed
-from streamdsb.links import accept_receivers, connect_senders, listen
+from streamdsb.errors import Cancelled, RunFailed, UserError
+from streamdsb.links import accept_receivers, connect, connect_senders, listen, parse_address
 from streamdsb.messages import Failed, Join
 from streamdsb.queues import wait_for_any
 from tests.harness import config_of
@@ -89,3 +89,31 @@ def test_one_who_speaks_slowly_is_hung_up_on(server: socket.socket, monkeypatch:
     with door.open_door(server, hear), socket.create_connection(server.getsockname()) as slow:
         while not ended.wait(0.1):
             slow.send(b"a")
+
+
+@pytest.mark.parametrize(
+    "address", ["..:7000", f"{'a' * 70}:7000", "a\0b:7000", f"localhost:{'7' * 5000}", "localhost:70000", "x"]
+)
+def test_an_address_that_is_none_is_named(address: str) -> None:
+    with pytest.raises(UserError, match=r"expected HOST:PORT|is not a host name or an address") as caught:
+        parse_address(address)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("host", ["..", "a\0b", "a" * 70])
+def test_a_host_that_is_none_is_named(host: str) -> None:
+    with pytest.raises(UserError, match="is not a host name or an address"):
+        listen(host, 0)
+    with pytest.raises(UserError, match="is not a host name or an address"):
+        connect(host, 7000, "receiver", 0)
+
+
+def test_a_port_in_use_is_named_once(server: socket.socket) -> None:
+    port = server.getsockname()[1]
+    with pytest.raises(UserError, match=rf"^cannot listen on 127\.0\.0\.1:{port}: Address already in use$"):
+        listen("127.0.0.1", port)
+
+
+def test_a_host_that_nobody_knows_is_named_once() -> None:
+    with pytest.raises(UserError, match=r"^cannot listen on nowhere\.invalid:0: [^:]*$"):
+        listen("nowhere.invalid", 0)
