@@ -117,7 +117,7 @@ def coordinate(
     if not config.stream.is_networked:
         raise UserError(
             f"stream.transport is {config.stream.transport}, for the processes of one 'streamdsb run';"
-            " processes started apart need tcp or udp"
+            " processes started apart need tcp, udp or ethernet"
         )
     given = os.environ.get(TOKEN_VARIABLE)
     token = given or secrets.token_hex(16)

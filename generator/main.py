@@ -12,7 +12,7 @@ from streamdsb.join import Origin
 from streamdsb.layout import RowRange
 from streamdsb.links import connect_senders, shm_senders
 from streamdsb.messages import Compiling, DeviceRing, Listening, Opened, Resolved
-from streamdsb.queues import FrameSender, shm, udp
+from streamdsb.queues import FrameSender, ethernet, shm, udp
 from streamdsb.worker import Control, run_worker, say_hello
 
 
@@ -24,7 +24,7 @@ def work(origin: Origin, control: Control) -> None:
         return
     kernels = [*frame.KERNELS, *shm.KERNELS, *synthesize_cpu.KERNELS, *symmetry.KERNELS, *matrix_file.KERNELS]
     if member.config.stream.is_lossy:
-        kernels += [*udp.KERNELS, *payload_checksum.KERNELS]
+        kernels += [*udp.KERNELS, *ethernet.KERNELS, *payload_checksum.KERNELS]
     compile_kernels(*kernels, announce=lambda: control.send(Compiling(what="synthesis and queues")))
     source = open_source(member.config.problem)
     control.send(Opened(n=source.n))

@@ -18,7 +18,7 @@ from streamdsb.join import Origin
 from streamdsb.layout import RowRange
 from streamdsb.links import accept_receivers, listen, shm_receivers
 from streamdsb.messages import Compiling, Listening, Resolved, Restored
-from streamdsb.queues import FrameReceiver, shm, udp
+from streamdsb.queues import FrameReceiver, ethernet, shm, udp
 from streamdsb.worker import Control, run_worker, say_hello
 
 
@@ -35,7 +35,7 @@ def work(origin: Origin, control: Control) -> None:
     if member.config.stream.transport == "shm":
         kernels += shm.KERNELS
     if member.config.stream.is_lossy:
-        kernels += [*udp.KERNELS, *window.KERNELS, *payload_checksum.KERNELS]
+        kernels += [*udp.KERNELS, *ethernet.KERNELS, *window.KERNELS, *payload_checksum.KERNELS]
     compile_kernels(*kernels, announce=lambda: control.send(Compiling(what=what)))
     resolved, field_bytes = control.expect(Resolved)
     config = member.config.with_n(resolved.n)

@@ -107,7 +107,7 @@ class Solver(_Section):
 class Stream(_Section):
     """How frames travel from the generator to the receiver."""
 
-    transport: Literal["shm", "tcp", "udp", "peer"] = Field(
+    transport: Literal["shm", "tcp", "udp", "ethernet", "peer"] = Field(
         default="shm", description="peer: from GPU to GPU, or inside one"
     )
     queues: int = Field(default=1, ge=1, le=MAX_QUEUES)
@@ -117,22 +117,22 @@ class Stream(_Section):
         default=64, ge=1, le=65536, description="frames that the receiver's GPU holds, all queues together"
     )
     window_frames: int = Field(
-        default=4096, ge=1, le=2**20, description="udp: frames a queue may have on the way"
+        default=4096, ge=1, le=2**20, description="udp, ethernet: frames a queue may have on the way"
     )
     resend_budget: float = Field(
-        default=10.0, ge=0, le=1e6, description="udp: resent frames a pass, for each of its frames"
+        default=10.0, ge=0, le=1e6, description="udp, ethernet: resent frames a pass, for each of its frames"
     )
     timeout_s: float = Field(default=60.0, gt=0, le=86400, description="longest time without any progress")
 
     @property
     def is_networked(self) -> bool:
         """True if the queues find each other by address, so that processes may be started apart."""
-        return self.transport in ("tcp", "udp")
+        return self.transport in ("tcp", "udp", "ethernet")
 
     @property
     def is_lossy(self) -> bool:
         """True if frames may get lost on the way and are then sent again."""
-        return self.transport == "udp"
+        return self.transport in ("udp", "ethernet")
 
     @property
     def ring_bytes(self) -> int:
@@ -146,6 +146,7 @@ class Process(_Section):
     backend: Literal["cpu", "cuda"] = "cpu"
     device: int = Field(default=0, ge=0, le=1023, description="which GPU, for backend cuda")
     threads: Threads = 1
+    interface: str | None = Field(default=None, description="ethernet: the network interface, such as eth1")
 
 
 class Checkpoints(_Section):
@@ -240,6 +241,21 @@ class Config(_Section):
             raise ValueError(
                 f"receiver.backend cuda takes solver.replicas from 1 to {MAX_CUDA_REPLICAS}, not"
                 f" {self.solver.replicas}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_what_ethernet_needs(self) -> Config:
+        if self.stream.transport != "ethernet":
+            return self
+        for role in ("generator", "receiver"):
+            if getattr(self, role).interface is None:
+                raise ValueError(f"stream.transport ethernet needs {role}.interface, such as eth1")
+        if self.generators is not None:
+            # frames name a queue, not whose of several receivers behind one interface it is
+            raise ValueError(
+                f"stream.transport is ethernet, but generators is {self.generators}: what ranks generate goes"
+                " to others over tcp or udp; use one of these"
             )
         return self
 

@@ -11,7 +11,11 @@ from typing import Protocol
 
 from streamdsb.config import Config
 from streamdsb.errors import RunFailed
-from streamdsb.queues import FrameReceiver, FrameSender, udp
+from streamdsb.layout import FRAME_BYTES
+from streamdsb.messages import Role
+from streamdsb.probe import PROBE_S
+from streamdsb.queues import FrameReceiver, FrameSender, ethernet, udp
+from streamdsb.queues.ethernet import EthernetReceiver, EthernetSender
 from streamdsb.queues.tcp import TcpReceiver, TcpSender
 from streamdsb.queues.udp import UdpReceiver, UdpSender
 
@@ -28,11 +32,16 @@ class Endpoint(Protocol):
     def receiver(self, address: str) -> tuple[FrameReceiver, int]:
         """The receiver's end, for frames from `address`, and how many of them have room."""
 
+    def silence(self, address: str) -> str:
+        """What is wrong, in a sentence, if no frame gets to `address` and back."""
 
-def open_endpoint(config: Config, connection: socket.socket) -> Endpoint:
-    """This process's end of a queue, met over `connection`; raises UserError if it cannot be had."""
+
+def open_endpoint(config: Config, role: Role, run: int, queue: int, connection: socket.socket) -> Endpoint:
+    """The end of a queue in `role`, met over `connection`; raises UserError if it cannot be had."""
     if config.stream.transport == "udp":
         return _UdpEndpoint(config, connection)
+    if config.stream.transport == "ethernet":
+        return _EthernetEndpoint(config, role, run, queue)
     return _TcpEndpoint(config, connection)
 
 
@@ -48,6 +57,9 @@ class _TcpEndpoint:
 
     def receiver(self, address: str) -> tuple[FrameReceiver, int]:
         return TcpReceiver(self._connection, self._burst_frames, "the generator"), 0
+
+    def silence(self, address: str) -> str:
+        raise AssertionError("what TCP does not bring it reports itself")
 
 
 class _UdpEndpoint:
@@ -67,7 +79,50 @@ class _UdpEndpoint:
         receiver.window = min(receiver.window, self._stream.window_frames)
         return receiver, receiver.window
 
+    def silence(self, address: str) -> str:
+        host = self._connection.getpeername()[0]
+        return (
+            f"stream.transport is udp, but no datagram of {FRAME_BYTES} bytes got to the receiver at {host},"
+            f" port {address}, and back within {PROBE_S:g} s; let them pass (firewalls, the MTU on the way)"
+            " or use tcp"
+        )
+
     def _connect(self, address: str) -> None:
         if not address.isdecimal() or not 0 < int(address) < 1 << 16:
             raise RunFailed(f"a UDP port was expected from the other end of the queue, not {address!r}")
         udp.connect_socket(self._socket, self._connection.getpeername()[0], int(address))
+
+
+class _EthernetEndpoint:
+    def __init__(self, config: Config, role: Role, run: int, queue: int) -> None:
+        self._config = config
+        process = config.generator if role == "generator" else config.receiver
+        self._interface = process.interface or ""
+        ethernet.require_usable(self._interface, f"{role}.interface")
+        self._place = run, queue, config.stream.burst_frames
+        self.address = ethernet.mac_of(self._interface).hex(":")
+
+    def sender(self, address: str, window: int) -> FrameSender:
+        return EthernetSender(self._interface, _parse_mac(address), *self._place, window)
+
+    def receiver(self, address: str) -> tuple[FrameReceiver, int]:
+        window = self._config.stream.window_frames
+        return EthernetReceiver(self._interface, _parse_mac(address), *self._place, window), window
+
+    def silence(self, address: str) -> str:
+        return (
+            f"generator.interface is {self._interface} ({self.address}) and receiver.interface is"
+            f" {self._config.receiver.interface} ({address}), but no frame got from one to the other and back"
+            f" within {PROBE_S:g} s; they have to be on one Ethernet link that carries {FRAME_BYTES} bytes a"
+            " frame, or use stream.transport udp or tcp"
+        )
+
+
+def _parse_mac(address: str) -> bytes:
+    try:
+        mac = bytes.fromhex(address.replace(":", ""))
+    except ValueError:
+        mac = b""
+    if len(mac) != 6:
+        raise RunFailed(f"an Ethernet address was expected from the other end of the queue, not {address!r}")
+    return mac

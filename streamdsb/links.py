@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from typing import cast
 
 from streamdsb.channel import Channel, PeerGone, prove_token
 from streamdsb.config import Config
@@ -16,7 +17,9 @@ from streamdsb.door import HANDSHAKE_TIMEOUT_S, open_door
 from streamdsb.endpoints import open_endpoint
 from streamdsb.errors import Cancelled, RunFailed, StreamdsbError, UserError
 from streamdsb.messages import Failed, Join, Joined
+from streamdsb.probe import answer_probes, probe
 from streamdsb.queues import FrameReceiver, FrameSender
+from streamdsb.queues.base import LossyReceiver, LossySender
 from streamdsb.queues.shm import ShmReceiver, ShmSender
 
 TOKEN_VARIABLE = "STREAMDSB_TOKEN"
@@ -111,22 +114,28 @@ def shm_receivers(config: Config, links: Sequence[tuple[int, int]]) -> list[Fram
 
 
 def connect_senders(config: Config, run: int, host: str, port: int, token: str) -> list[FrameSender]:
-    """One data connection to the receiver for each queue."""
+    """One data connection to the receiver for each queue.
+
+    Raises UserError if frames do not get there the way that the configuration says.
+    """
     senders: list[FrameSender] = []
     for number in range(config.stream.queues):
         connection = connect(host, port, "receiver", HANDSHAKE_TIMEOUT_S)
         prove_token(connection, token, f"receiver at {host}:{port}", asking=True)
         channel = Channel(connection, f"the receiver at {host}:{port}")
-        endpoint = open_endpoint(config, connection)
+        endpoint = open_endpoint(config, "generator", run, number, connection)
         channel.send(Join(run=run, queue=number, digest=config.digest(), address=endpoint.address))
         answer, _ = channel.receive()
         if isinstance(answer, Failed):
             raise UserError(answer.message)
         if not isinstance(answer, Joined):
             raise RunFailed(f"{channel.peer} sent {type(answer).__name__} where Joined was expected")
-        senders.append(endpoint.sender(answer.address, answer.window))
+        sender = endpoint.sender(answer.address, answer.window)
         if config.stream.is_lossy:
+            if not probe(cast(LossySender, sender), run, number):
+                raise UserError(endpoint.silence(answer.address))
             connection.close()
+        senders.append(sender)
     return senders
 
 
@@ -157,7 +166,7 @@ class _Reception:
             channel.send(Failed(message=refusal, exit_status=UserError.exit_status))
             raise PeerGone(refusal)
         try:
-            endpoint = open_endpoint(self._config, connection)
+            endpoint = open_endpoint(self._config, "receiver", self._run, join.queue, connection)
             receiver, window = endpoint.receiver(join.address)
         except StreamdsbError as error:
             self.joined.put(error)
@@ -165,6 +174,7 @@ class _Reception:
             raise
         channel.send(Joined(address=endpoint.address, window=window))
         if self._config.stream.is_lossy:
+            answer_probes(cast(LossyReceiver, receiver), self._run, join.queue, connection)
             connection.close()
         return join.queue, receiver
 

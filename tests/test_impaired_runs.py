@@ -11,9 +11,10 @@ import pytest
 from streamdsb.config import Config, Stream
 from streamdsb.links import TOKEN_VARIABLE
 from tests.harness import HANG_S, config_of, expected_records, run_in_threads, start_command, written_config
-from tests.impaired_link import Counts, Host, ImpairedLink
+from tests.impaired_link import INTERFACE, Counts, Host, ImpairedLink
 
 PORT = 7000
+INTERFACES = {"interface": INTERFACE}
 TOKEN = {TOKEN_VARIABLE: "a token for tests"}
 
 TRANSPORTS = [
@@ -47,6 +48,8 @@ def config_for(transport: str, queues: int) -> Config:
         replicas=3,
         updates=3,
         stream={"transport": transport, "queues": queues},
+        generator=INTERFACES if transport == "ethernet" else {},
+        receiver=INTERFACES if transport == "ethernet" else {},
     )
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from streamdsb.config_words import shown
 from streamdsb.errors import UserError
 from streamdsb.frame import ETHERTYPE, VERSION, FrameType
 from streamdsb.intrinsics import load_acquire, store_release
@@ -88,55 +89,58 @@ def _write_macs(frames: np.ndarray, count: int, word: np.uint64, half: np.uint64
 KERNELS = (*datagrams.KERNELS, _count_filled, _give_back, _write_macs)
 
 
-def mac_of(interface: str) -> bytes:
-    """The address of an interface, 6 bytes, all 0 for the loopback; raises UserError if it has none."""
-    kind, mac = struct.unpack_from("H6s", _ask(_SIOCGIFHWADDR, interface))
+def mac_of(interface: str, key: str = "interface") -> bytes:
+    """The address of an interface, 6 bytes, all 0 for the loopback.
+
+    Raises UserError if it has none; key: what its sentence calls the interface.
+    """
+    kind, mac = struct.unpack_from("H6s", _ask(_SIOCGIFHWADDR, interface, key))
     if kind not in (_ARPHRD_ETHER, _ARPHRD_LOOPBACK):
         raise UserError(
-            f"interface {interface} is not an Ethernet interface (hardware type {kind}); it has to have type"
-            f" {_ARPHRD_ETHER}"
+            f"{key} is {interface}, which is not an Ethernet interface: its hardware type is {kind}, but it"
+            f" should be {_ARPHRD_ETHER}"
         )
     return bytes(mac)
 
 
-def require_usable(interface: str) -> None:
-    """Raise UserError if this process cannot exchange whole frames through `interface`."""
-    mac_of(interface)
-    (flags,) = struct.unpack_from("H", _ask(_SIOCGIFFLAGS, interface))
+def require_usable(interface: str, key: str = "interface") -> None:
+    """Raise UserError if this process cannot exchange whole frames through `interface`, called `key`."""
+    mac_of(interface, key)
+    (flags,) = struct.unpack_from("H", _ask(_SIOCGIFFLAGS, interface, key))
     if not flags & _IFF_UP:
-        raise UserError(f"interface {interface} is down; set it up (ip link set dev {interface} up)")
-    (mtu,) = struct.unpack_from("i", _ask(_SIOCGIFMTU, interface))
+        raise UserError(
+            f"{key} is {interface}, which is down, but it should be up (ip link set dev {interface} up)"
+        )
+    (mtu,) = struct.unpack_from("i", _ask(_SIOCGIFMTU, interface, key))
     if mtu < NEEDED_MTU:
         raise UserError(
-            f"stream.transport ethernet needs an MTU of {NEEDED_MTU} bytes or more, but interface {interface}"
-            f" has {mtu}; set it (ip link set dev {interface} mtu 9000) or use stream.transport tcp"
+            f"{key} is {interface}, whose MTU is {mtu}, but stream.transport ethernet needs {NEEDED_MTU} or"
+            f" more; set it (ip link set dev {interface} mtu 9000) or use stream.transport tcp"
         )
-    _open_raw(interface).close()
+    _open_raw(interface, key).close()
 
 
-def _ask(request: int, interface: str) -> bytes:
+def _ask(request: int, interface: str, key: str) -> bytes:
     """What the system says about an interface, a union of 24 bytes."""
     if sys.platform != "linux":
         raise UserError("stream.transport ethernet needs Linux; use tcp or udp")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        try:
-            name = interface.encode()
-            return fcntl.ioctl(asking, request, struct.pack("16s24x", name[:15]))[16:]
-        except OSError as error:
-            if error.errno != errno.ENODEV:
-                raise
-    known = ", ".join(name for _, name in socket.if_nameindex())
-    raise UserError(f"there is no interface {interface!r} on this machine; there are {known}")
+    known = [name for _, name in socket.if_nameindex()]
+    if interface in known:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            return fcntl.ioctl(asking, request, struct.pack("16s24x", interface.encode()))[16:]
+    raise UserError(
+        f"{key} is {shown(interface)}, but it should be one of this machine's interfaces: {', '.join(known)}"
+    )
 
 
-def _open_raw(interface: str) -> socket.socket:
+def _open_raw(interface: str, key: str) -> socket.socket:
     """A raw socket that receives nothing yet."""
     try:
         return socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     except PermissionError:
         raise UserError(
-            f"stream.transport ethernet on interface {interface} needs the capability CAP_NET_RAW; run it as"
-            f" root or grant it (setcap cap_net_raw+ep {Path(sys.executable).resolve()})"
+            f"{key} is {interface}, on which stream.transport ethernet needs the capability CAP_NET_RAW; be"
+            f" root, grant it (setcap cap_net_raw+ep {Path(sys.executable).resolve()}) or use udp or tcp"
         ) from None
 
 
@@ -189,7 +193,7 @@ def open_socket(
     prepare: called before the first frame can come.
     """
     require_usable(interface)
-    opened = _open_raw(interface)
+    opened = _open_raw(interface, "interface")
     try:
         _attach_filter(opened, mac_of(interface), peer, run, queue, types)
         widen(opened, _BUFFER_BYTES)

@@ -1,6 +1,7 @@
 """What only queues of raw Ethernet frames do: filters, interfaces that cannot be used, and real links."""
 
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -187,21 +188,23 @@ def test_the_address_of_an_interface(namespace: Namespace) -> None:
     assert bytes.fromhex(shown[2].replace(":", "")) == namespace.call(mac_of, "left")
 
 
-@pytest.mark.parametrize("name", ["nowhere", "", "a name of many letters"])
+@pytest.mark.parametrize("name", ["nowhere", "", "a name of many letters", "lo\0"])
 def test_an_unknown_interface_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match=rf"there is no interface '{name}' on this machine; there are .*lo"):
+    with pytest.raises(
+        UserError, match=re.escape(f"interface is {name!r}") + ", but it should be one of .*: .*lo"
+    ):
         require_usable(name)
 
 
 def test_an_interface_that_is_down_is_refused(namespace: Namespace) -> None:
-    with pytest.raises(UserError, match=r"left is down; .*ip link set dev left up"):
+    with pytest.raises(UserError, match=r"interface is left, which is down.*ip link set dev left up"):
         namespace.call(require_usable, "left")
 
 
 def test_an_interface_that_carries_no_whole_frames_is_refused(namespace: Namespace) -> None:
     namespace.ip("link", "set", "dev", "left", "mtu", 4081, "up")
     with pytest.raises(
-        UserError, match=r"MTU of 4082 bytes or more, but interface left has 4081; .*left mtu"
+        UserError, match=r"interface is left, whose MTU is 4081, but .* needs 4082 .*left mtu"
     ):
         namespace.call(require_usable, "left")
     namespace.ip("link", "set", "dev", "left", "mtu", 4082)
@@ -213,7 +216,7 @@ def test_an_interface_that_is_not_of_ethernet_is_refused(namespace: Namespace) -
         namespace.ip("tuntap", "add", "dev", "tunnel", "mode", "tun")
     except OSError as error:
         pytest.skip(f"this system has no tunnels: {error}")
-    with pytest.raises(UserError, match=r"tunnel is not an Ethernet interface"):
+    with pytest.raises(UserError, match=r"interface is tunnel, which is not an Ethernet interface"):
         namespace.call(require_usable, "tunnel")
 
 
@@ -227,7 +230,9 @@ def test_without_the_capability_it_is_refused() -> None:
             pytest.skip("even nobody may open raw sockets here")
         except PermissionError:
             pass
-        with pytest.raises(UserError, match=r"interface lo needs the capability CAP_NET_RAW; .*setcap"):
+        with pytest.raises(
+            UserError, match=r"interface is lo, on which .* needs the capability CAP_NET_RAW; .*setcap"
+        ):
             require_usable("lo")
     finally:
         os.seteuid(user)
