@@ -33,6 +33,8 @@ _HEARD_S = 1.0
 _SPIN_S = 2e-3
 _SHORTEST_NAP_S = 20e-6
 _LONGEST_NAP_S = 5e-3
+_NAP_SHARE = 0.01
+"""Of the time that was waited: what a wait ends too late by."""
 
 
 class Communicator(ABC):
@@ -165,15 +167,15 @@ class MpiRanks(Communicator):
 
     def _wait(self, request: Any) -> None:
         start = time.monotonic()
-        nap = _SHORTEST_NAP_S
         while not request.Test():
             if self._cancelled.is_set():
                 raise Cancelled
-            if time.monotonic() - start < _SPIN_S:
+            waited = time.monotonic() - start
+            if waited < _SPIN_S:
                 time.sleep(0)
             else:
-                time.sleep(nap)
-                nap = min(2 * nap, _LONGEST_NAP_S)
+                # MPI moves on only when it is asked, some times for one collective
+                time.sleep(min(max(waited * _NAP_SHARE, _SHORTEST_NAP_S), _LONGEST_NAP_S))
 
 
 def started_by_mpi(environment: Mapping[str, str] = os.environ) -> bool:
