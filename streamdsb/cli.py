@@ -406,11 +406,12 @@ def cuda(only: str, output: Path | None) -> None:
 @click.option(
     "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
 )
-def exchange(n: int, replicas: int, output: Path | None) -> None:
+@click.option("--gpu", "on_gpu", is_flag=True, help="Between GPUs, which the ranks of a host take in turn.")
+def exchange(n: int, replicas: int, output: Path | None, on_gpu: bool) -> None:
     """Sign exchange between the ranks of an mpiexec: mpiexec -n 2 streamdsb bench exchange."""
     from validation.bench_exchange import main as measure
 
-    measure(n, replicas, output)
+    measure(n, replicas, output, on_gpu)
 
 
 @bench.command()
