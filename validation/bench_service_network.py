@@ -69,7 +69,7 @@ def exchange_all(
         sizes, order = np.full(len(part), frames.shape[1]), np.arange(len(part))
         exchange(
             client.fileno(), part, sizes, order, np.ascontiguousarray(due[mine]), max(1, window // senders),
-            2_000_000_000, spin, answers, times[0], times[1],
+            2_000_000_000, spin, client.joins, answers, times[0], times[1],
         )  # fmt: skip
         replies[mine], sent[mine], received[mine] = answers, times[0], times[1]
 

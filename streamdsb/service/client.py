@@ -36,6 +36,7 @@ from streamdsb.service.messages import (
 )
 from streamdsb.service.models import Format, Model, pack
 from streamdsb.service.replies import LoadedModel, Replies, Reply, RequestRefused, check_statuses
+from streamdsb.service.segments import can_join, take_joined
 from streamdsb.service.sockets import open_raw, widen
 from streamdsb.service.solve import check_gain, check_seed
 
@@ -65,6 +66,7 @@ def _connect(address: str) -> tuple[socket.socket, bytes]:
     except OSError as error:
         raise UserError(f"cannot reach {address}: {error.strerror or error}") from None
     widen(made)
+    take_joined(made)
     return made, bytes(14)
 
 
@@ -79,6 +81,7 @@ class Client:
         self.address = address
         self.timeout = timeout
         self._socket, self._ethernet = _connect(address)
+        self.joins = can_join(self._socket)
         self._next_slot = 0
         self._next_request = random.getrandbits(62)
         self._lock = threading.Lock()
@@ -357,6 +360,7 @@ class Client:
                 window,
                 patience,
                 False,
+                self.joins,
                 replies,
                 sent,
                 received,

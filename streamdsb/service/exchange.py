@@ -17,13 +17,22 @@ from streamdsb.native import (
     ADDRESS_BYTES,
     address,
     aim,
+    copy,
     moved,
     now_ns,
     receive_some,
-    send_all,
     wait_readable,
 )
 from streamdsb.service.limits import HEADER_BYTES
+from streamdsb.service.segments import (
+    MOST_BYTES,
+    ROOM,
+    expect_joined,
+    join,
+    segment_bytes,
+    send_joined,
+    take_joined,
+)
 
 REPLY_ROOM = 512
 _BATCH = 64
@@ -40,6 +49,7 @@ def exchange(
     window: int,
     patience_ns: int,
     spin: bool,
+    joins: bool,
     replies: np.ndarray,
     sent: np.ndarray,
     received: np.ndarray,
@@ -50,20 +60,22 @@ def exchange(
     int64 (m,); order: int64 (k,), which to send, one after the other, of those without a reply; due: int64
     (k,), ns after the start before which each is not sent; replies: uint8 (m, REPLY_ROOM); sent, received:
     int64 (m,), monotonic ns, 0 where not sent, at first, or no reply came. Ends when all of `order` are
-    answered or nothing has come for `patience_ns`; returns the number of answers. `spin` waits busily.
+    answered or nothing has come for `patience_ns`; returns the number of answers. `spin` waits busily;
+    `joins` sends what is due together as one message where sizes allow.
     """
     total, count = frames.shape[0], order.size
     out_headers, in_headers = np.zeros((_BATCH, 8), np.uint64), np.zeros((_BATCH, 8), np.uint64)
     out_vectors, in_vectors = np.zeros((_BATCH, 2), np.uint64), np.zeros((_BATCH, 2), np.uint64)
-    incoming = np.empty((_BATCH, 2048), np.uint8)
+    out_controls, in_controls = np.zeros((_BATCH, 3), np.uint64), np.zeros((_BATCH, 3), np.uint64)
+    incoming, piece = np.empty((_BATCH, ROOM), np.uint8), np.zeros(REPLY_ROOM, np.uint8)
     names = np.empty((_BATCH, ADDRESS_BYTES), np.uint8)
     time = np.empty(2, np.int64)
     first = row_of(frames, 0).view(np.uint64)[3]
     start = now_ns(time)
-    progress, following, answered = start, 0, 0
+    progress, following, answered, came = start, 0, 0, _BATCH
     while answered < count:
         now = now_ns(time)
-        batch = 0
+        batch, messages, begun, size = 0, 0, 0, 0
         while (
             batch < _BATCH
             and following < count
@@ -71,31 +83,42 @@ def exchange(
             and start + due[following] <= now
         ):
             chosen = order[following]
-            aim(out_headers, out_vectors, batch, address(row_of(frames, chosen)), sizes[chosen], 0, 0)
+            if not (joins and batch and sizes[chosen] == size and size * (batch + 1 - begun) <= MOST_BYTES):
+                if messages:
+                    join(out_headers, out_vectors, out_controls, messages - 1, begun, batch - begun, size)
+                begun, size = batch, sizes[chosen]
+                aim(out_headers, out_vectors, messages, 0, 0, 0, 0)
+                messages += 1
+            out_vectors[batch, 0], out_vectors[batch, 1] = address(row_of(frames, chosen)), sizes[chosen]
             if sent[chosen] == 0:
                 sent[chosen] = now
             following += 1
             batch += 1
         if batch:
-            send_all(fd, out_headers, batch)
+            join(out_headers, out_vectors, out_controls, messages - 1, begun, batch - begun, size)
+            send_joined(fd, out_headers, messages)
             progress = now
-        for i in range(_BATCH):
-            aim(in_headers, in_vectors, i, address(incoming) + i * 2048, 2048,
+        for i in range(max(came, 0)):
+            aim(in_headers, in_vectors, i, address(incoming) + i * ROOM, ROOM,
                 address(names) + i * ADDRESS_BYTES, ADDRESS_BYTES)  # fmt: skip
+            expect_joined(in_headers, in_controls, i)
         came = receive_some(fd, in_headers, _BATCH)
         now = now_ns(time)
         for i in range(max(came, 0)):
-            size, _ = moved(in_headers, i)
-            message = row_of(incoming, i)
-            if size < HEADER_BYTES or size > REPLY_ROOM or message[15] != _RESULT:
-                continue
-            index = message.view(np.uint64)[3] - first
-            if index >= np.uint64(total) or received[np.int64(index)]:
-                continue
-            replies[np.int64(index), :size] = message[:size]
-            received[np.int64(index)] = now
-            answered += 1
-            progress = now
+            whole, _ = moved(in_headers, i)
+            step = segment_bytes(in_headers, in_controls, i, whole)
+            for at in range(0, whole, step):
+                size = min(step, whole - at)
+                if size < HEADER_BYTES or size > REPLY_ROOM:
+                    continue
+                copy(piece, 0, row_of(incoming, i)[at:], 0, size)
+                index = piece.view(np.uint64)[3] - first
+                if piece[15] != _RESULT or index >= np.uint64(total) or received[np.int64(index)]:
+                    continue
+                replies[np.int64(index), :size] = piece[:size]
+                received[np.int64(index)] = now
+                answered += 1
+                progress = now
         if came <= 0 and batch == 0:
             if now - progress > patience_ns and (following == count or following - answered >= window):
                 break
@@ -120,6 +143,7 @@ def exchange_plainly(
     received: np.ndarray,
 ) -> int:
     """`exchange` in Python."""
+    take_joined(made, False)
     count, following, answered = len(order), 0, 0
     first = int(frames[0].view("<u8")[3])
     start = progress = clock.monotonic_ns()

@@ -5,8 +5,6 @@ Compiled, one thread, no interpreter lock. The loop is the same for every kind o
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 
@@ -17,16 +15,15 @@ from streamdsb.native import (
     aim,
     copy,
     fill,
-    message_headers,
     moved,
     now_ns,
     receive_some,
-    send_all,
     signal,
     take,
     wait_readable,
 )
 from streamdsb.service.limits import FRAME_BYTES, HEADER_BYTES, MAX_PAIRS, MAX_UPDATES, RING_ITEMS
+from streamdsb.service.loop_state import BATCH, COUNTERS, ONE_FRAME, Loop
 from streamdsb.service.rings import (
     ADDRESS_AT,
     ADDRESS_SIZE_AT,
@@ -41,9 +38,16 @@ from streamdsb.service.rings import (
     STOP,
     TICKET_AT,
     UPLOADED,
-    WORK_BYTES,
     XI_AT,
     Rings,
+)
+from streamdsb.service.segments import (
+    MOST_BYTES,
+    ROOM,
+    expect_joined,
+    join,
+    segment_bytes,
+    send_joined,
 )
 from streamdsb.service.store import (
     COMPLETE,
@@ -55,26 +59,6 @@ from streamdsb.service.store import (
     next_place,
     use,
 )
-
-COUNTERS = (
-    "received",
-    "too_short",
-    "wrong_version",
-    "wrong_type",
-    "load_fragments",
-    "loads_refused",
-    "models_loaded",
-    "solves_accepted",
-    "unknown_model",
-    "wrong_n",
-    "out_of_range",
-    "malformed",
-    "overloaded",
-    "replies",
-    "send_refused",
-    "batches",
-)
-"""What the loop counts, in the order of `Loop.counters`; every frame that is not used has one of them."""
 
 _PLACE = {name: index for index, name in enumerate(COUNTERS)}
 _RECEIVED, _TOO_SHORT, _WRONG_VERSION = (_PLACE[name] for name in COUNTERS[:3])
@@ -88,42 +72,9 @@ _VERSION = 1
 _LOAD, _LOAD_ACK, _SOLVE, _RESULT = 16, 17, 18, 19
 _OK, _UNKNOWN, _WRONG_N, _OUT_OF_RANGE, _MALFORMED, _OVERLOADED = range(6)
 
-BATCH = 64
-_SLACK = 2048  # an oversized datagram is seen to be one
 _IDLE_MS = 50
 _QUIET = 10_000
 """Times to look in vain, some milliseconds, before a loop with nothing to come rests."""
-
-
-class Loop(NamedTuple):
-    """What one packet loop works with: its socket's buffers, and its counters, int64 (16,)."""
-
-    incoming: np.ndarray
-    addresses: np.ndarray
-    in_headers: np.ndarray
-    in_vectors: np.ndarray
-    answers: np.ndarray
-    out_headers: np.ndarray
-    out_vectors: np.ndarray
-    occupied: np.ndarray
-    pending: np.ndarray
-    counters: np.ndarray
-
-
-def make_loop() -> Loop:
-    """The buffers of one packet loop."""
-    return Loop(
-        np.zeros((BATCH, _SLACK), np.uint8),
-        np.zeros((BATCH, ADDRESS_BYTES), np.uint8),
-        message_headers(BATCH),
-        np.zeros((BATCH, 2), np.uint64),
-        np.zeros((BATCH, HEADER_BYTES), np.uint8),
-        message_headers(BATCH),
-        np.zeros((BATCH, 2), np.uint64),
-        np.zeros(RING_ITEMS, np.uint8),
-        np.zeros(WORK_BYTES, np.uint8),
-        np.zeros(len(COUNTERS), np.int64),
-    )
 
 
 @njit(nogil=True)
@@ -219,11 +170,10 @@ def _load(
 
 
 @njit(nogil=True)
-def _take_in(loop: Loop, rings: Rings, store: Store, i: int, out: int, now: int, most: int, raw: bool,
-             upload_event: int) -> int:  # fmt: skip
-    """Look at message i of a batch, answering it in answer `out` or not; returns the number of answers."""
-    frame, name = row_of(loop.incoming, i), row_of(loop.addresses, i)
-    size, name_bytes = moved(loop.in_headers, i)
+def _take_in(loop: Loop, rings: Rings, store: Store, size: int, name: np.ndarray, name_bytes: int, out: int,
+             now: int, most: int, raw: bool, upload_event: int) -> int:  # fmt: skip
+    """Look at loop.frame, of `size` bytes, answering it in answer `out` or not; the number of answers."""
+    frame = loop.frame
     if size < HEADER_BYTES:
         loop.counters[_TOO_SHORT] += 1
         return out
@@ -261,10 +211,46 @@ def _take_in(loop: Loop, rings: Rings, store: Store, i: int, out: int, now: int,
 
 
 @njit(nogil=True)
-def _drain(fd: int, loop: Loop, rings: Rings, store: Store, time: np.ndarray, raw: bool) -> int:
+def _take_in_batch(fd: int, loop: Loop, rings: Rings, store: Store, received: int, now: int, most: int,
+                   raw: bool, upload_event: int) -> None:  # fmt: skip
+    """Look at the frames of `received` messages, and send what is to be answered at once."""
+    out = 0
+    for i in range(received):
+        whole, name_bytes = moved(loop.in_headers, i)
+        step = segment_bytes(loop.in_headers, loop.in_controls, i, whole)
+        at = 0
+        while True:  # once for an empty message, too
+            size = min(step, whole - at)
+            loop.counters[_RECEIVED] += 1
+            copy(loop.frame, 0, row_of(loop.incoming, i)[at:], 0, min(size, ONE_FRAME))
+            name = row_of(loop.addresses, i)
+            out = _take_in(loop, rings, store, size, name, name_bytes, out, now, most, raw, upload_event)
+            if out == BATCH:
+                _ship(fd, loop, out, out)
+                out = 0
+            at += step
+            if at >= whole:
+                break
+    if out:
+        _ship(fd, loop, out, out)
+
+
+@njit(nogil=True)
+def _same_way(rings: Rings, one: int, other: int) -> bool:
+    """Whether the requests in two work slots came from the same address."""
+    a, b = row_of(rings.work, one).view(np.uint64), row_of(rings.work, other).view(np.uint64)
+    for word in range(ADDRESS_AT // 8, (ADDRESS_AT + ADDRESS_BYTES) // 8):  # noqa: SIM110
+        if a[word] != b[word]:
+            return False
+    return True  # all() of a generator would not compile
+
+
+@njit(nogil=True)
+def _drain(fd: int, loop: Loop, rings: Rings, store: Store, time: np.ndarray, raw: bool, joins: bool) -> int:
     """Send the replies that are ready, at most a batch; returns their number."""
     first, count = rings.control[DRAINED], 0
-    now = np.int64(0)
+    messages, begun = 0, 0
+    now, step, slot = np.int64(0), np.int64(0), np.int64(0)
     while count < BATCH:
         turn = first + np.uint64(count)
         place = np.int64(turn % np.uint64(RING_ITEMS))
@@ -274,21 +260,32 @@ def _drain(fd: int, loop: Loop, rings: Rings, store: Store, time: np.ndarray, ra
             now = now_ns(time)
         reply = row_of(rings.replies, place)
         word, wide = reply.view(np.uint32), reply.view(np.uint64)
-        item = row_of(rings.work, np.int64(wide[TICKET_AT // 8] % np.uint64(RING_ITEMS)))
+        before, slot = slot, np.int64(wide[TICKET_AT // 8] % np.uint64(RING_ITEMS))
+        item = row_of(rings.work, slot)
         _turn_around(reply, item, raw)
         if wide[FINISHED_AT // 8]:
             word[14] = min(now - np.int64(wide[FINISHED_AT // 8]), 0xFFFFFFFF)
         else:  # the worker's clock is not this one: what was not solving was waiting
             inside = now - np.int64(item.view(np.uint64)[RECEIVED_AT // 8])
             word[12] = max(0, min(inside - np.int64(word[13]), 0xFFFFFFFF))
-        aim(loop.out_headers, loop.out_vectors, count, address(reply), np.int64(word[SIZE_AT // 4]),
-            address(item) + ADDRESS_AT, np.int64(item.view(np.uint32)[ADDRESS_SIZE_AT // 4]))  # fmt: skip
+        size = np.int64(word[SIZE_AT // 4])
+        if not (joins and count and size == step and size * (count + 1 - begun) <= MOST_BYTES
+                and _same_way(rings, before, slot)):  # fmt: skip
+            if messages:
+                join(loop.out_headers, loop.out_vectors, loop.out_controls, messages - 1, begun,
+                     count - begun, step)  # fmt: skip
+            begun, step = count, size
+            aim(loop.out_headers, loop.out_vectors, messages, 0, 0, address(item) + ADDRESS_AT,
+                np.int64(item.view(np.uint32)[ADDRESS_SIZE_AT // 4]))  # fmt: skip
+            messages += 1
+        loop.out_vectors[count, 0], loop.out_vectors[count, 1] = address(reply), size
         count += 1
     if count == 0:
         return 0
-    _ship(fd, loop, count)
-    for step in range(count):
-        place = np.int64((first + np.uint64(step)) % np.uint64(RING_ITEMS))
+    join(loop.out_headers, loop.out_vectors, loop.out_controls, messages - 1, begun, count - begun, step)
+    _ship(fd, loop, messages, count)
+    for index in range(count):
+        place = np.int64((first + np.uint64(index)) % np.uint64(RING_ITEMS))
         ticket = row_of(rings.replies, place).view(np.uint64)[TICKET_AT // 8]
         slot = np.int64(ticket % np.uint64(RING_ITEMS))
         store.table[np.int64(row_of(rings.work, slot).view(np.uint32)[PLACE_AT // 4]), PINS] -= 1
@@ -298,8 +295,9 @@ def _drain(fd: int, loop: Loop, rings: Rings, store: Store, time: np.ndarray, ra
 
 
 @njit(nogil=True)
-def _ship(fd: int, loop: Loop, count: int) -> None:
-    refused = send_all(fd, loop.out_headers, count)
+def _ship(fd: int, loop: Loop, messages: int, count: int) -> None:
+    """Send `messages` messages with `count` replies in them."""
+    refused = send_joined(fd, loop.out_headers, messages)
     loop.counters[_SEND_REFUSED] += refused
     loop.counters[_REPLIES] += count - refused
 
@@ -313,26 +311,28 @@ def _acknowledge(fd: int, loop: Loop, rings: Rings, store: Store, raw: bool) -> 
     _answer(loop, 0, loop.pending, _LOAD_ACK, _OK, raw)
     aim(loop.out_headers, loop.out_vectors, 0, address(loop.answers), HEADER_BYTES,
         address(loop.pending) + ADDRESS_AT, name_bytes)  # fmt: skip
-    _ship(fd, loop, 1)
+    _ship(fd, loop, 1, 1)
 
 
 @njit(nogil=True)
 def _expect(loop: Loop, count: int) -> None:
     """Have the first `count` messages of the next batch received whole."""
     for i in range(count):
-        aim(loop.in_headers, loop.in_vectors, i, address(loop.incoming) + i * _SLACK, _SLACK,
+        aim(loop.in_headers, loop.in_vectors, i, address(loop.incoming) + i * ROOM, ROOM,
             address(loop.addresses) + i * ADDRESS_BYTES, ADDRESS_BYTES)  # fmt: skip
+        expect_joined(loop.in_headers, loop.in_controls, i)
 
 
 @njit(nogil=True, cache=True)
-def serve(fd: int, work_event: int, reply_event: int, upload_event: int, most: int, raw: bool, loop: Loop,
-          rings: Rings, store: Store) -> None:  # fmt: skip
+def serve(fd: int, work_event: int, reply_event: int, upload_event: int, most: int, raw: bool, joins: bool,
+          loop: Loop, rings: Rings, store: Store) -> None:  # fmt: skip
     """Serve until the stop flag is up.
 
     fd: a socket; most: requests inside, at most. work_event: an eventfd to add published requests to, or -1;
     reply_event: one that workers signal, or -1 to look for replies without rest while any are to come.
     upload_event: one to signal when the model of place control[ARRIVED] - 1 is complete; it is used once
-    control[UPLOADED] says the same. -1 if models are used where they are.
+    control[UPLOADED] says the same. -1 if models are used where they are. joins: whether replies of one size
+    to one client go as one message.
     """
     time = np.empty(2, np.int64)
     quiet = 0
@@ -341,17 +341,13 @@ def serve(fd: int, work_event: int, reply_event: int, upload_event: int, most: i
         received = receive_some(fd, loop.in_headers, BATCH)
         if received > 0:
             now = now_ns(time)
-            published, out = rings.control[PUBLISHED], 0
-            loop.counters[_RECEIVED] += received
+            published = rings.control[PUBLISHED]
             loop.counters[_BATCHES] += 1
-            for i in range(received):
-                out = _take_in(loop, rings, store, i, out, now, most, raw, upload_event)
-            if out:
-                _ship(fd, loop, out)
+            _take_in_batch(fd, loop, rings, store, received, now, most, raw, upload_event)
             if work_event >= 0 and rings.control[PUBLISHED] != published:
                 signal(work_event, rings.control[PUBLISHED] - published)
             _expect(loop, received)
-        drained = _drain(fd, loop, rings, store, time, raw)
+        drained = _drain(fd, loop, rings, store, time, raw, joins)
         arrived = rings.control[ARRIVED]
         if arrived and load_acquire(rings.control, UPLOADED) == arrived:
             _acknowledge(fd, loop, rings, store, raw)

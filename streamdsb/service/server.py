@@ -15,8 +15,10 @@ import numba
 from streamdsb import native
 from streamdsb.errors import RunFailed, UserError
 from streamdsb.service.config import ServiceConfig
-from streamdsb.service.loop import COUNTERS, make_loop, serve
+from streamdsb.service.loop import serve
+from streamdsb.service.loop_state import COUNTERS, make_loop
 from streamdsb.service.rings import STOP, Rings
+from streamdsb.service.segments import can_join, take_joined
 from streamdsb.service.sockets import open_socket
 from streamdsb.service.store import make_store
 
@@ -52,6 +54,7 @@ class Server(ABC):
         self.store = make_store()
         self._loop = make_loop()
         self._socket = open_socket(config)
+        take_joined(self._socket)
         self._threads: list[threading.Thread] = []
         self._failure: BaseException | None = None
 
@@ -74,7 +77,8 @@ class Server(ABC):
             self._start_workers()
             packets = (
                 self._socket.fileno(), self.work_event, self.reply_event, self.upload_event,
-                self.config.queue, self.config.interface is not None, self._loop, self.rings, self.store,
+                self.config.queue, self.config.interface is not None, can_join(self._socket), self._loop,
+                self.rings, self.store,
             )  # fmt: skip
             compile_for(serve, packets)
             self._spawn(serve, *packets)

@@ -14,10 +14,12 @@ import pytest
 from streamdsb import native
 from streamdsb.service.client import Client
 from streamdsb.service.limits import RING_ITEMS
-from streamdsb.service.loop import COUNTERS, Loop, make_loop, serve
+from streamdsb.service.loop import serve
+from streamdsb.service.loop_state import COUNTERS, Loop, make_loop
 from streamdsb.service.messages import RESULT, SOLVE, spin_words
 from streamdsb.service.models import Format, Model, pack
 from streamdsb.service.rings import ARRIVED, PLACE_AT, SIZE_AT, STOP, TICKET_AT, UPLOADED, Rings, make_rings
+from streamdsb.service.server import compile_for
 from streamdsb.service.solve import solve_model
 from streamdsb.service.store import FORMAT, TOTAL, XI_BITS, N, Store, make_store
 
@@ -38,15 +40,17 @@ class Elsewhere:
         self.upload_event = os.eventfd(0)
         self.uploaded: dict[int, Model] = {}
         self.hold = threading.Event()
+        self.arguments = (
+            self.socket.fileno(), -1, -1, self.upload_event, RING_ITEMS, False, False, self.loop, self.rings,
+            self.store,
+        )  # fmt: skip
+        compile_for(serve, self.arguments)  # which threads that wait busily would hold up
         self.threads = [threading.Thread(target=part) for part in (self.serve, self.work, self.upload)]
         for thread in self.threads:
             thread.start()
 
     def serve(self) -> None:
-        serve(
-            self.socket.fileno(), -1, -1, self.upload_event, RING_ITEMS, False, self.loop, self.rings,
-            self.store,
-        )  # fmt: skip
+        serve(*self.arguments)
 
     def upload(self) -> None:
         while os.eventfd_read(self.upload_event) and not self.rings.control[STOP]:
