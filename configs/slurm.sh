@@ -13,6 +13,9 @@ set -euo pipefail
 #   module load openmpi
 #   source "$HOME/streamdsb/venv/bin/activate"
 
+# On GPUs (receiver.backend: cuda, stream.transport: peer), ask for as many as there are tasks on a node:
+#   #SBATCH --gpus-per-node=4
+
 config=${1:-configs/quickstart.yaml}
 
 # --mpi has to name what the cluster's MPI speaks; `srun --mpi=list` tells what there is.

@@ -421,8 +421,9 @@ def exchange(n: int, replicas: int, output: Path | None, on_gpu: bool) -> None:
 @click.option(
     "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
 )
-def scaling(n: int, replicas: int, receivers: str, output: Path | None) -> None:
+@click.option("--gpu", "on_gpu", is_flag=True, help="On this machine's GPUs instead of its cores.")
+def scaling(n: int, replicas: int, receivers: str, output: Path | None, on_gpu: bool) -> None:
     """Passes with several receivers on this machine's cores, beside what the model of plan predicts."""
     from validation.bench_scaling import main as measure
 
-    measure(n, replicas, _counts(receivers), output)
+    measure(n, replicas, _counts(receivers), output, on_gpu)

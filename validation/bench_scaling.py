@@ -1,10 +1,13 @@
 """Strong and weak scaling of several receivers on this machine, the model's prediction beside each pass.
 
-Every point is a real run under mpiexec, a generator beside each receiver, and the median of its passes but
-the first.  The model is that of `streamdsb plan --receivers`.  Its terms are measured here: what a receiver
-takes in with a core for itself and one for its generator, and with one core for both (of G receivers on c
-cores, each takes in the lower of the former and c / G of the latter); updates a second; and latency and
-bandwidth between two ranks, from exchanges of few and of many signs.
+Every point is a real run under mpiexec, a generator beside each receiver, and the fastest of its passes but
+the first, since the speed of a shared machine drifts within seconds.  The model is that of `streamdsb plan
+--receivers`.  Its terms are measured here: what a receiver takes in with a core for itself and one for its
+generator, and with one core for both (of G receivers on c cores, each takes in the lower of the former and
+c / G of the latter); updates a second; and latency and bandwidth between two ranks, from exchanges of few and
+of many signs.
+
+On GPUs, each with its generator, what holds for cores holds for them: ranks that share one take turns.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import json
 import math
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.scaling import Network, PassTime
+from streamdsb import cuda
 from streamdsb.config import make_config
 from streamdsb.errors import RunFailed, UserError
 from streamdsb.layout import Layout
@@ -34,18 +37,24 @@ _UPDATES = 12
 _LIMIT_S = 600.0
 _FEW, _MANY = (1_000, 1), (10_000_000, 8)
 """Spins and replicas of the exchanges that tell latency and bandwidth."""
+_ON_GPU: dict[str, Any] = {
+    "stream": {"transport": "peer", "queues": 8},
+    "generator": {"backend": "cuda"},
+    "receiver": {"backend": "cuda"},
+}
 
 Timing = dict[str, float]
 
 
-def main(n: int, replicas: int, receivers: Sequence[int], output: Path | None) -> None:
-    """Measure, print the tables and write JSON; raises UserError if there is no mpiexec."""
-    bench = _Bench(_mpiexec(), usable_cores(), replicas)
-    one_core = bench.median_pass(n, 1, cores=1)
-    alone = bench.median_pass(n, 1)
+def main(n: int, replicas: int, receivers: Sequence[int], output: Path | None, on_gpu: bool = False) -> None:
+    """Measure, print the tables and write JSON; raises UserError if there is no mpiexec, or no GPU."""
+    bench = _Bench(_mpiexec(), cuda.device_count() if on_gpu else usable_cores(), replicas, on_gpu)
+    alone = bench.best_pass(n, 1)
+    one_core = alone if on_gpu else bench.best_pass(n, 1, cores=1)
     terms = _Terms.of(n, replicas, alone, one_core, bench.exchange_s(*_FEW), bench.exchange_s(*_MANY))
     print(terms.text)
-    figures: dict[str, Any] = {"terms": vars(terms), "cores": bench.cores, "machine": describe_machine()}
+    what = "gpus" if on_gpu else "cores"
+    figures: dict[str, Any] = {"terms": vars(terms), what: bench.cores, "machine": describe_machine()}
     weak = [(math.isqrt(n * n * count), count) for count in receivers]
     for name, sizes in (("strong", [(n, count) for count in receivers]), ("weak", weak)):
         print(f"\n{name:6}  receivers           n     measured        model  measured / model        GB/s")
@@ -67,9 +76,9 @@ class _Terms:
     """What the model is given; bytes, updates of one spin, and seconds."""
 
     alone_rate: float
-    """Payload a second into a receiver that has a core, and its generator another."""
+    """Payload a second into a receiver that has a core, and its generator another; or both a GPU."""
     one_core_rate: float
-    """The same if both share one core."""
+    """The same if both share one core, or a GPU."""
     update_rate: float
     latency_s: float
     bandwidth: float
@@ -96,9 +105,10 @@ class _Terms:
     @property
     def text(self) -> str:
         return (
-            f"a receiver and its generator: {self.alone_rate / 1e9:.2f} GB/s on two cores,"
-            f" {self.one_core_rate / 1e9:.2f} GB/s on one; {self.update_rate / 1e6:.0f} M updates/s;"
-            f" between ranks {self.latency_s * 1e6:.0f} us and {self.bandwidth / 1e9:.2f} GB/s"
+            f"a receiver and its generator: {self.alone_rate / 1e9:.2f} GB/s alone,"
+            f" {self.one_core_rate / 1e9:.2f} GB/s on one core or GPU;"
+            f" {self.update_rate / 1e6:.0f} M updates/s; between ranks {self.latency_s * 1e6:.0f} us and"
+            f" {self.bandwidth / 1e9:.2f} GB/s"
         )
 
 
@@ -106,12 +116,14 @@ class _Terms:
 class _Bench:
     mpiexec: str
     cores: int
+    """Or GPUs."""
     replicas: int
+    on_gpu: bool
 
     def point(self, n: int, receivers: int, terms: _Terms) -> dict[str, float]:
         """Measure one row of a table and print it."""
         model = PassTime.of(Layout(n, self.replicas, 1), receivers, terms.network(receivers, self.cores))
-        timing = self.median_pass(n, receivers)
+        timing = self.best_pass(n, receivers)
         measured = timing["total_s"]
         rate = timing["payload_bytes"] / measured
         print(
@@ -121,26 +133,26 @@ class _Bench:
         )
         return {"n": n, "model_s": model.total_s} | vars(model) | {f"measured_{k}": timing[k] for k in timing}
 
-    def median_pass(self, n: int, receivers: int, cores: int | None = None) -> Timing:
-        """Medians of the seconds of a run's passes; on the first `cores` of those allowed, or on all."""
+    def best_pass(self, n: int, receivers: int, cores: int | None = None) -> Timing:
+        """Of the fastest pass of a run but the first; on the first `cores` of those allowed, or on all."""
         problem = {"source": "random", "n": n, "seed": 42}
-        config = make_config(
-            {"problem": problem, "solver": {"replicas": self.replicas, "updates": _UPDATES, "seed": 42}}
-        )
+        solver = {"replicas": self.replicas, "updates": _UPDATES, "seed": 42}
+        config = make_config({"problem": problem, "solver": solver, **(_ON_GPU if self.on_gpu else {})})
         with tempfile.TemporaryDirectory() as folder:
             path, out = Path(folder) / "run.yaml", Path(folder) / "run"
             path.write_text(config.to_yaml())
             self._start(receivers, ["run", str(path), "--out", str(out)], cores)
             passes = read_lines(out / TIMINGS)[1:]
+        best = min(passes, key=lambda line: line["total_s"])
         keys = ("receive_s", "update_s", "exchange_s", "total_s", "payload_bytes")
-        return {key: statistics.median(line[key] for line in passes) for key in keys}
+        return {key: best[key] for key in keys}
 
     def exchange_s(self, n: int, replicas: int) -> float:
         """Seconds of a sign exchange between two ranks."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "exchange.json"
-            sizes = ["--n", str(n), "--replicas", str(replicas)]
-            self._start(2, ["bench", "exchange", *sizes, "--json", str(path)])
+            options = ["--n", str(n), "--replicas", str(replicas), *(["--gpu"] if self.on_gpu else [])]
+            self._start(2, ["bench", "exchange", *options, "--json", str(path)])
             milliseconds: float = json.loads(path.read_text())["median_ms"]
         return milliseconds / 1e3
 
