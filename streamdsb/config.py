@@ -368,7 +368,8 @@ def _apply_setting(values: dict[str, Any], setting: str) -> None:
     key, equals, text = setting.partition("=")
     parts = key.strip().split(".")
     if equals and parts[0] in ("receivers", "generators") and len(parts) == 1:
-        values[parts[0]] = int(text) if text.isdecimal() and len(text) < 10 else text
+        number = int(text) if text.isdecimal() and len(text) < 10 else text
+        values[parts[0]] = None if text.strip() in ("", "null") else number
         return
     if not equals or len(parts) != 2 or not all(parts):
         raise UserError(f"--set {setting}: expected section.key=value, for example solver.updates=50")

@@ -129,8 +129,9 @@ def test_transports_that_do_not_lead_there(transport: str, generators: int | Non
 
 
 def test_generators_have_no_section(tmp_path: Path) -> None:
-    path = written_config(tmp_path, config_of(n=1000))
+    path = written_config(tmp_path, config_of(n=1000, generators=2, stream={"transport": "tcp"}))
     assert load_config(path, ["generators=3"]).generators == 3
+    assert load_config(path, ["generators=null"]).generators is None
     with pytest.raises(UserError, match="generators is 0, but it should be an integer from 1 to 65536"):
         load_config(path, ["generators=0"])
 
