@@ -43,8 +43,11 @@ def work(origin: Origin, control: Control) -> None:
 def _work_on_gpu(config: Config, run: int, control: Control) -> None:
     from generator.engine_cuda import CudaGeneratorEngine
     from streamdsb import cuda
+    from streamdsb.gpunetio.library import refuse_run
     from streamdsb.queues.peer import PeerRing
 
+    if config.stream.transport == "gpunetio":
+        refuse_run(config.generator.nic or "")
     control.send(Compiling(what="synthesis for the GPU"))
     cuda.use_device(config.generator.device)
     control.send(Opened(n=config.n))

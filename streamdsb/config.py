@@ -24,6 +24,7 @@ from pydantic import (
 
 from streamdsb.config_words import sentence, shown
 from streamdsb.errors import UserError
+from streamdsb.gpunetio.keys import PciAddress, require_cards
 from streamdsb.layout import (
     FRAME_BYTES,
     MAX_CUDA_REPLICAS,
@@ -107,8 +108,9 @@ class Solver(_Section):
 class Stream(_Section):
     """How frames travel from the generator to the receiver."""
 
-    transport: Literal["shm", "tcp", "udp", "ethernet", "peer"] = Field(
-        default="shm", description="peer: from GPU to GPU, or inside one"
+    transport: Literal["shm", "tcp", "udp", "ethernet", "peer", "gpunetio"] = Field(
+        default="shm",
+        description="peer: from GPU to GPU, or inside one; gpunetio: GPUs that drive their network cards",
     )
     queues: int = Field(default=1, ge=1, le=MAX_QUEUES)
     burst_frames: int = Field(default=256, ge=1, le=8192, description="multiples of 64 are fastest")
@@ -122,16 +124,22 @@ class Stream(_Section):
     resend_budget: float = Field(
         default=10.0, ge=0, le=1e6, description="udp, ethernet: resent frames a pass, for each of its frames"
     )
+    slots: int = Field(
+        default=16384, ge=512, le=2**19, description="gpunetio: frames that a receive queue's ring holds"
+    )
+    pace_gbps: float | None = Field(
+        default=None, gt=0, le=1e5, description="gpunetio: what all queues together send at most, Gb/s"
+    )
     timeout_s: float = Field(default=60.0, gt=0, le=86400, description="longest time without any progress")
 
     @property
     def is_networked(self) -> bool:
         """True if the queues find each other by address, so that processes may be started apart."""
-        return self.transport in ("tcp", "udp", "ethernet")
+        return self.transport in ("tcp", "udp", "ethernet", "gpunetio")
 
     @property
     def is_lossy(self) -> bool:
-        """True if frames may get lost on the way and are then sent again."""
+        """True if a CPU's frames may get lost on the way and are then sent again."""
         return self.transport in ("udp", "ethernet")
 
     @property
@@ -147,6 +155,10 @@ class Process(_Section):
     device: int = Field(default=0, ge=0, le=1023, description="which GPU, for backend cuda")
     threads: Threads = 1
     interface: str | None = Field(default=None, description="ethernet: the network interface, such as eth1")
+    nic: PciAddress | None = Field(
+        default=None,
+        description="gpunetio: the network card's PCI address, such as 0000:17:00.0, or software",
+    )
 
 
 class Checkpoints(_Section):
@@ -224,9 +236,9 @@ class Config(_Section):
                 "stream.transport peer needs generator.backend cuda and receiver.backend cuda, not"
                 f" {self.generator.backend} and {self.receiver.backend}"
             )
-        if self.generator.backend == "cuda" and not peer:
+        if self.generator.backend == "cuda" and self.stream.transport not in ("peer", "gpunetio"):
             raise ValueError(
-                f"generator.backend cuda needs stream.transport peer, not {self.stream.transport}"
+                f"generator.backend cuda needs stream.transport peer or gpunetio, not {self.stream.transport}"
             )
         if self.generator.backend == "cuda" and self.problem.source not in ("mattis", "random"):
             raise ValueError(
@@ -257,6 +269,12 @@ class Config(_Section):
                 f"stream.transport is ethernet, but generators is {self.generators}: what ranks generate goes"
                 " to others over tcp or udp; use one of these"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_what_gpunetio_needs(self) -> Config:
+        if self.stream.transport == "gpunetio":
+            require_cards(self)
         return self
 
     @property

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from streamdsb.errors import RunFailed, UserError
+from streamdsb.gpunetio.keys import SOFTWARE_CARD
 
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / "libstreamdsb_gpunetio.so"
@@ -108,6 +109,16 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
     library.streamdsb_card_error.restype = ctypes.c_char_p
     library.streamdsb_card_close.restype = None
     return library
+
+
+def refuse_run(nic: str) -> NoReturn:
+    """Say why a run cannot use the card yet: what is missing here, or else that runs do not know it."""
+    if nic != SOFTWARE_CARD:
+        load()
+    raise UserError(
+        "stream.transport gpunetio: its queues and kernels are there, but runs cannot use them yet; use"
+        " stream.transport peer on one host, or udp with generator.backend and receiver.backend cpu"
+    )
 
 
 class Card:

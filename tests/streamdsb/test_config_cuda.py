@@ -16,7 +16,7 @@ PEER = {"transport": "peer"}
             {"stream": PEER},
             "stream.transport peer needs generator.backend cuda and receiver.backend cuda, not cpu and cpu",
         ),
-        ({"generator": CUDA}, "generator.backend cuda needs stream.transport peer, not shm"),
+        ({"generator": CUDA}, "generator.backend cuda needs stream.transport peer or gpunetio, not shm"),
         (
             {"receiver": CUDA, "solver": {"replicas": 65}},
             "receiver.backend cuda takes solver.replicas from 1 to 64, not 65",

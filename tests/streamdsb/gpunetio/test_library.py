@@ -137,6 +137,15 @@ def test_what_is_refused_is_said(built: ctypes.CDLL) -> None:
     assert built.on_host_live() == 0
 
 
+def test_runs_say_why_they_cannot_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="runs cannot use them yet"):
+        library.refuse_run("software")
+    load = library.load
+    monkeypatch.setattr(library, "load", lambda: load(tmp_path / "none.so"))
+    with pytest.raises(UserError, match="which is not built"):
+        library.refuse_run("0000:17:00.0")
+
+
 def test_library_that_is_not_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
