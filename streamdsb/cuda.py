@@ -31,6 +31,9 @@ PACKAGES = ("streamdsb", "streamdsb.service", "generator", "receiver")
 OPTIONS = ("--std=c++17", "--fmad=false", "--diag-suppress=177")
 """What every kernel is compiled with; 177 warns of constants that one kernel of a header does not use."""
 
+_SUCCESS, _NOT_READY = 0, 600
+"""cudaSuccess and cudaErrorNotReady."""
+
 _MORE_QUEUES = '#include "gpunetio_queue.cuh"\n'
 """What comes before the choice of the queue's kind: empty unless chosen, since it may need DOCA's headers."""
 
@@ -249,12 +252,13 @@ def settle() -> None:
 
 def check_stream(stream: Any, what: str) -> bool:
     """Whether all work of `stream` is done; RunFailed, naming `what`, if the device reported a fault."""
-    import cupy
+    from cupy.cuda import runtime
 
-    try:
-        return bool(stream.done)
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise RunFailed(f"{what} stopped with a device fault: {error}") from error
+    # not stream.done, which takes a fault for work that is not done yet
+    status = int(runtime.streamQuery(stream.ptr))
+    if status not in (_SUCCESS, _NOT_READY):
+        raise RunFailed(f"{what} stopped with a device fault: {runtime.CUDARuntimeError(status)}")
+    return status == _SUCCESS
 
 
 # --- on a machine without one -----------------------------------------------------------------------
