@@ -53,6 +53,7 @@ def main(n: int, replicas: int, receivers: Sequence[int], output: Path | None, o
     one_core = alone if on_gpu else bench.best_pass(n, 1, cores=1)
     terms = _Terms.of(n, replicas, alone, one_core, bench.exchange_s(*_FEW), bench.exchange_s(*_MANY))
     print(terms.text)
+    print(f"the model with these terms: streamdsb plan CONFIG --receivers 1,2,4 {terms.options}")
     what = "gpus" if on_gpu else "cores"
     figures: dict[str, Any] = {"terms": vars(terms), what: bench.cores, "machine": describe_machine()}
     weak = [(math.isqrt(n * n * count), count) for count in receivers]
@@ -101,6 +102,15 @@ class _Terms:
         """What each of `receivers` on `cores` meets."""
         rate = min(self.alone_rate, self.one_core_rate * cores / receivers)
         return Network(rate, self.latency_s, self.bandwidth, self.update_rate)
+
+    @property
+    def options(self) -> str:
+        """The terms as `streamdsb plan` takes them."""
+        gigabits = 8e-9
+        return (
+            f"--rate {self.alone_rate * gigabits:.3g} --latency-us {self.latency_s * 1e6:.3g}"
+            f" --bandwidth {self.bandwidth * gigabits:.3g} --update-rate {self.update_rate:.3g}"
+        )
 
     @property
     def text(self) -> str:

@@ -1,7 +1,13 @@
 """What the scaling benchmark gives to the model, and how cores that are shared lower it."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from coordinator.scaling import scaling_lines
+from streamdsb.cli import main
+from streamdsb.layout import Layout
 from validation.bench_scaling import _Terms
 
 ALONE = {"payload_bytes": 8e9, "receive_s": 1.0, "update_s": 0.5}
@@ -20,3 +26,12 @@ def test_terms() -> None:
 )
 def test_receivers_share_cores(receivers: int, cores: int, rate: float) -> None:
     assert TERMS.network(receivers, cores).receiver_rate == rate
+
+
+def test_terms_as_plan_takes_them() -> None:
+    config = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
+    assert TERMS.options == "--rate 64 --latency-us 100 --bandwidth 20 --update-rate 1.6e+07"
+    result = CliRunner().invoke(main, ["plan", config, "--receivers", "1,2", *TERMS.options.split()])
+    assert result.exit_code == 0, result.output
+    network = TERMS.network(2, 4)
+    assert result.output.splitlines()[-4:] == scaling_lines(Layout(100_000, 8, 1), [1, 2], network)
