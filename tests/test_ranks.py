@@ -86,9 +86,7 @@ def test_records_do_not_depend_on_the_number_of_receivers(ranks: int, n: int, st
     assert ranks == 1 or all(f"rank {rank} on " in err for rank in range(ranks))
 
 
-@pytest.mark.parametrize(
-    ("receivers", "generators", "transport"), [(1, 1, "tcp"), (3, 2, "tcp"), (3, 1, "udp")]
-)
+@pytest.mark.parametrize(("receivers", "generators", "transport"), [(3, 2, "tcp"), (2, 1, "udp")])
 def test_records_do_not_depend_on_where_frames_are_made(
     receivers: int, generators: int, transport: str, start: Start
 ) -> None:
@@ -210,7 +208,6 @@ def test_signals(number: signal.Signals, start: Start) -> None:
     ("setting", "words"),
     [
         ("receivers=3", "receivers is 3, but 2 ranks were started"),
-        ("generators=1", "stream.transport is shm, but generators is 1"),
         ("stream.transport=tcp", "stream.transport is tcp"),
     ],
 )
