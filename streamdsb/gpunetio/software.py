@@ -6,6 +6,7 @@ loses, repeats and delays frames at chosen rates, and drops those that the recei
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from dataclasses import dataclass
@@ -161,6 +162,7 @@ class SoftwareRing:
 
     def start(self) -> None:
         """Switch the card on, before the kernels that use it: its blocks have to be resident."""
+        gc.collect()  # freeing device memory would wait for this kernel's end
         with self._stream:
             self._kernel((_BLOCKS_A_QUEUE * self.queues,), (_THREADS,), (self._job,))
 

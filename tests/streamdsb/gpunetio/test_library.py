@@ -8,11 +8,16 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from streamdsb.errors import RunFailed, UserError
+from streamdsb.frame import ETHERTYPE
 from streamdsb.gpunetio import library
 from streamdsb.gpunetio.library import FOLDER, Card
+from streamdsb.gpunetio.queue import GPUNETIO_QUEUE
+from streamdsb.gpunetio.ring import CardReceiver, CardSender
+from tests import cuda_on_host
 
 NIC, GPU = "0000:17:00.0", "0000:18:00.0"
 STAND_IN = Path(__file__).parent / "doca_on_host"
@@ -134,6 +139,33 @@ def test_what_is_refused_is_said(built: ctypes.CDLL) -> None:
         card.receive_queue(512, 4096, True)
         with pytest.raises(RunFailed, match="was not installed by the card"):
             card.steer()
+    assert built.on_host_live() == 0
+
+
+@needs_compiler
+def test_ends_of_queues_on_cards(built: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda_on_host.install(monkeypatch)
+    reset(built)
+    receiver = CardReceiver(Card(NIC, GPU, ETHERTYPE, built), 2, 512, 256, 90)
+    got = np.array(receiver.queue(1), GPUNETIO_QUEUE)
+    assert got["slots"] == 512
+    assert got["frames"] not in (0, receiver.slots)
+    assert not got["send_queue"]
+    assert receiver.places == 8
+    assert receiver.steered == [5, 5]
+    receiver.check()
+    receiver.stop()
+    sender = CardSender(Card(NIC, GPU, ETHERTYPE, built), 2, 256, bytes.fromhex("0a0b0c0d0e0f"), 400)
+    first, second = (np.array(sender.queue(index), GPUNETIO_QUEUE) for index in range(2))
+    assert first["places"] == 64
+    assert first["key"] == 0x04030201
+    assert first["frame_ps"] == 2 * 82_400
+    assert second["state"] - first["state"] == 24
+    assert second["fault"] - first["fault"] == 8
+    assert not first["receive_queue"]
+    assert int(second["addresses"]).to_bytes(8, "little").hex() == "0a0b0c0d0e0f12ce"
+    sender.stop()
+    assert built.on_host_violation() == b""
     assert built.on_host_live() == 0
 
 
