@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamdsb.config import Config
 from streamdsb.errors import UserError
 from streamdsb.layout import GROUP_ROWS, RowRange, ceil_div
+
+
+class Gpu(NamedTuple):
+    """A GPU of a host."""
+
+    number: int
+    """As its rank counts them: where Slurm shows each task GPUs of its own, all count from 0."""
+    bus: str
+    """Which it is, whoever counts."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class Partition:
                 return self.first_generator + part
         return None
 
-    def lines(self, config: Config, hosts: Sequence[str], devices: Sequence[int | None]) -> list[str]:
+    def lines(self, config: Config, hosts: Sequence[str], devices: Sequence[Gpu | None]) -> list[str]:
         """In words, what each rank does; hosts: of each rank; devices: its GPU, if it computes on one."""
         places = list(zip(hosts, devices, strict=True))
         lines = []
@@ -83,11 +93,12 @@ class Partition:
         )
 
 
-def _device_text(place: tuple[str, int | None], places: Sequence[tuple[str, int | None]]) -> str:
-    if place[1] is None:
+def _device_text(place: tuple[str, Gpu | None], places: Sequence[tuple[str, Gpu | None]]) -> str:
+    host, gpu = place
+    if gpu is None:
         return "the CPU"
-    sharing = places.count(place)
-    return f"GPU {place[1]}" + (f" (which {sharing} ranks share)" if sharing > 1 else "")
+    sharing = sum(other.bus == gpu.bus for where, other in places if where == host and other)
+    return f"GPU {gpu.number}" + (f" (which {sharing} ranks share)" if sharing > 1 else "")
 
 
 def _rows_text(rows: RowRange) -> str:

@@ -3,7 +3,8 @@
 The ranks of a host take its GPUs in turn; where there are more ranks than GPUs, some share one, and their
 resident kernels, of different processes, only take turns.  Signs go from rank to rank through host memory,
 which any MPI takes: the update writes those of a rank's own rows there, MPI brings the others, and one copy
-takes all to the device before the next pass is released.
+takes all to the device before the next pass is released.  NCCL would need room for kernels of its own beside
+those that are resident, which are given all there is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from coordinator.partition import Gpu
 from coordinator.peers import Peer, Peers
 from coordinator.progress import Display
 from receiver.accumulate_cuda import ReceiveKernel
@@ -35,7 +37,7 @@ from streamdsb.worker import Control, run_worker, say_hello
 _HOST_TO_DEVICE = 1
 
 
-def device_of(config: Config, rank: int, hosts: Sequence[str]) -> int:
+def device_of(config: Config, rank: int, hosts: Sequence[str]) -> Gpu:
     """The GPU of a receiving rank, counted from receiver.device on; raises UserError if its host has none.
 
     hosts: of all ranks, those that receive first.
@@ -44,7 +46,14 @@ def device_of(config: Config, rank: int, hosts: Sequence[str]) -> int:
         count = cuda.device_count()
     except UserError as error:
         raise UserError(f"there is no GPU for this rank: {error}") from None
-    return (config.receiver.device + list(hosts[:rank]).count(hosts[rank])) % count
+    number = (config.receiver.device + list(hosts[:rank]).count(hosts[rank])) % count
+    return Gpu(number, _bus_of(number))
+
+
+def _bus_of(number: int) -> str:
+    import cupy
+
+    return str(cupy.cuda.runtime.deviceGetPCIBusId(number))
 
 
 class PartConfig(Config):

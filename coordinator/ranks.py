@@ -19,7 +19,7 @@ from coordinator.field import load_field
 from coordinator.launch import end_processes
 from coordinator.lockstep import Lockstep
 from coordinator.outcome import Outcome
-from coordinator.partition import Partition, refuse_what_ranks_cannot
+from coordinator.partition import Gpu, Partition, refuse_what_ranks_cannot
 from coordinator.peers import Peers
 from coordinator.plan import with_known_n
 from coordinator.progress import Display, SilentDisplay
@@ -91,8 +91,9 @@ def run_ranks(
     assert began is not None
     config = began.config
     partition = Partition.of(config, ranks.size)
-    device = _own_device(config, partition, ranks.rank, hosts)
-    for line in partition.lines(config, hosts, ranks.gather(device)):
+    gpu = _own_gpu(config, partition, ranks.rank, hosts)
+    device = None if gpu is None else gpu.number
+    for line in partition.lines(config, hosts, ranks.gather(gpu)):
         display.say(line)
     receivers = ranks.first(len(partition.rows))
     supply = _find_supply(partition, config, began.token, device, ranks, hosts, peers)
@@ -121,7 +122,7 @@ def run_ranks(
             display.say(line)
 
 
-def _own_device(config: Config, partition: Partition, rank: int, hosts: Sequence[str]) -> int | None:
+def _own_gpu(config: Config, partition: Partition, rank: int, hosts: Sequence[str]) -> Gpu | None:
     """The GPU of this rank if it receives on one; raises UserError if there is none for it."""
     if config.receiver.backend != "cuda" or rank >= len(partition.rows):
         return None

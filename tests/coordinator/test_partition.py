@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.main import run_here
-from coordinator.partition import Partition, refuse_what_ranks_cannot
+from coordinator.partition import Gpu, Partition, refuse_what_ranks_cannot
 from coordinator.progress import SilentDisplay
 from streamdsb.config import load_config
 from streamdsb.errors import UserError
@@ -73,12 +73,15 @@ def test_what_ranks_that_generate_are_said_to_do() -> None:
 def test_ranks_on_gpus_and_those_that_share_one() -> None:
     cuda = {"backend": "cuda"}
     config = config_of(n=200, stream={"transport": "peer"}, generator=cuda, receiver=cuda)
-    lines = Partition.of(config, 3).lines(config, "aab", [0, 0, 0])
+    first = Gpu(0, "0000:17:00.0")
+    lines = Partition.of(config, 3).lines(config, "aab", [first, first, first])
     assert (
         "rows 0 to 63 on GPU 0 (which 2 ranks share), 1 queue (peer) from a generator of its own" in lines[0]
     )
     assert "rows 64 to 127 on GPU 0 (which 2 ranks share), " in lines[1]
     assert "rows 128 to 199 on GPU 0, " in lines[2]
+    own = [first, Gpu(0, "0000:65:00.0"), first]  # as each task sees its own
+    assert "share" not in "".join(Partition.of(config, 3).lines(config, "aab", own))
 
 
 @pytest.mark.parametrize(

@@ -24,5 +24,7 @@ def test_ranks_of_a_host_take_its_gpus_in_turn(
     count: int, first: int, devices: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_cuda.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(rank_cuda, "_bus_of", str)
     config = config_of(n=1000, receiver={"backend": "cuda", "device": first})
-    assert [device_of(config, rank, "aaba") for rank in range(4)] == devices
+    found = [device_of(config, rank, "aaba") for rank in range(4)]
+    assert found == [(device, str(device)) for device in devices]
