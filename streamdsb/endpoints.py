@@ -42,6 +42,10 @@ def open_endpoint(config: Config, role: Role, run: int, queue: int, connection: 
         return _UdpEndpoint(config, connection)
     if config.stream.transport == "ethernet":
         return _EthernetEndpoint(config, role, run, queue)
+    if config.stream.transport == "gpunetio":
+        from streamdsb.gpunetio.ends import CardEndpoint
+
+        return CardEndpoint(config, role, connection)
     return _TcpEndpoint(config, connection)
 
 

@@ -160,8 +160,13 @@ class SoftwareRing:
             self._frame_ps,
         )
 
-    def start(self) -> None:
-        """Switch the card on, before the kernels that use it: its blocks have to be resident."""
+    def start(self, beside: int) -> None:
+        """Switch the card on, before the kernels that use it: its blocks have to be resident.
+
+        beside: shared memory of a multiprocessor, in bytes, that those kernels asked for; a kernel that asks
+        for another division of the L1 waits for the end of the card's.
+        """
+        cuda.carve_out(self._kernel, beside)
         gc.collect()  # freeing device memory would wait for this kernel's end
         with self._stream:
             self._kernel((_BLOCKS_A_QUEUE * self.queues,), (_THREADS,), (self._job,))

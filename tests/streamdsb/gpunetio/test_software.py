@@ -9,6 +9,7 @@ from types import TracebackType
 import numpy as np
 import pytest
 
+from receiver.accumulate_cuda import shared_memory
 from receiver.check import Count
 from streamdsb.errors import RunFailed
 from streamdsb.gpunetio.queue import address_words, check_faults, frame_picoseconds, source_address
@@ -56,7 +57,7 @@ class CardLoop(lossy_loop.LossyLoop):
     ring: SoftwareRing
 
     def __enter__(self) -> CardLoop:
-        self.ring.start()
+        self.ring.start(shared_memory(self.layout.replicas))
         super().__enter__()
         return self
 
