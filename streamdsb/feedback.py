@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamdsb.frame import FrameType, empty_frames, headers_of, write_headers
+from streamdsb.frame import FrameType, empty_frames, write_headers
 from streamdsb.layout import BLOCK_WORDS, FRAME_WORDS, HEADER_WORDS
 from streamdsb.payload_checksum import checksums, write_checksums
 
 MAX_RANGES = BLOCK_WORDS // 2
+_NO_RANGES = np.empty((0, 2), np.int64)
 
 
 @dataclass(frozen=True)
@@ -70,26 +71,32 @@ class FeedbackReader:
         """What `frames`, uint64 (count, >= 512), say about `pass_index`, in the order they came."""
         sums = np.empty(len(frames), np.uint32)
         checksums(frames, sums)
-        headers = headers_of(frames)
-        ours = (
-            (headers["run"] == self._run)
-            & (headers["pass"] == pass_index)
-            & (headers["queue"] == self._queue)
-            & (headers["sequence"] <= self._expected)
-            & (headers["payload_checksum"] == sums)
-        )
-        said = []
-        for i in np.flatnonzero(ours):
-            acknowledged, ranges = int(headers["sequence"][i]), int(headers["row"][i])
-            if headers["type"][i] == FrameType.PASS_ACK:
-                if frames[i, HEADER_WORDS : HEADER_WORDS + 2].tolist() == [pass_index, self._expected]:
-                    said.append(Feedback(self._expected, np.empty((0, 2), np.int64), complete=True))
-            elif headers["type"][i] == FrameType.RESEND and ranges <= MAX_RANGES:
-                words = frames[i, HEADER_WORDS : HEADER_WORDS + 2 * ranges]
-                missing = words.astype(np.int64).reshape(-1, 2)
-                if self._are_inside(missing[:, 0], missing[:, 1]):
-                    said.append(Feedback(acknowledged, missing, complete=False))
-        return said
+        headers = frames[:, :HEADER_WORDS].tolist()  # few, and quicker to look through than arrays
+        said = [
+            self._understand(header, total, frame[HEADER_WORDS:], pass_index)
+            for header, total, frame in zip(headers, sums.tolist(), frames, strict=True)
+        ]
+        return [feedback for feedback in said if feedback is not None]
+
+    def _understand(
+        self, header: list[int], total: int, payload: np.ndarray, pass_index: int
+    ) -> Feedback | None:
+        """What one frame says about `pass_index`, if anything; total: the checksum of its payload."""
+        _, kind, run_and_pass, acknowledged, ranges, place, checksum, _ = header
+        if (
+            run_and_pass != self._run | pass_index << 32
+            or place >> 32 & 0xFFFF != self._queue
+            or acknowledged > self._expected
+            or checksum >> 32 != total
+        ):
+            return None
+        if kind >> 56 == FrameType.PASS_ACK and payload[:2].tolist() == [pass_index, self._expected]:
+            return Feedback(self._expected, _NO_RANGES, complete=True)
+        if kind >> 56 == FrameType.RESEND and ranges <= MAX_RANGES:
+            missing = payload[: 2 * ranges].astype(np.int64).reshape(-1, 2)
+            if ranges == 0 or self._are_inside(missing[:, 0], missing[:, 1]):
+                return Feedback(acknowledged, missing, complete=False)
+        return None
 
     def _are_inside(self, first: np.ndarray, count: np.ndarray) -> bool:
         # count is at most the number of frames, so that the difference cannot overflow
