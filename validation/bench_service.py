@@ -19,6 +19,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import streamdsb
 from streamdsb.machine import describe_machine
 from streamdsb.service.solve import solve_model
 from validation.bench_service_gpu import measure_gpu
@@ -72,7 +73,8 @@ def main(
         "command": " ".join(["streamdsb", *sys.argv[1:]]),
         "machine": describe_machine(),
         "load_average_before": os.getloadavg()[0],
-        "versions": {name: version(name) for name in ("streamdsb", "numpy", "numba", "llvmlite")},
+        "versions": {"streamdsb": streamdsb.__version__}
+        | {name: version(name) for name in ("numpy", "numba", "llvmlite")},
     }
 
     def keep() -> None:
