@@ -24,12 +24,14 @@ class SignExchange:
             for first, part in zip(firsts, rows, strict=True)
         ]
         self._counts = [replicas * (columns.stop - columns.start) for columns in self._columns]
+        self._every = np.zeros(sum(self._counts), np.uint64)
 
     def exchange(self, signs: np.ndarray) -> None:
         """Fill in the words of the others' rows in signs, uint64 (B, ceil(n / 64))."""
         own = np.ascontiguousarray(signs[:, self._columns[self._ranks.rank]])
-        every = self._ranks.concatenate(own.reshape(-1), self._counts)
+        self._ranks.concatenate(own.reshape(-1), self._counts, self._every)
         at = 0
-        for columns, count in zip(self._columns, self._counts, strict=True):
-            signs[:, columns] = every[at : at + count].reshape(signs.shape[0], -1)
+        for rank, (columns, count) in enumerate(zip(self._columns, self._counts, strict=True)):
+            if rank != self._ranks.rank:
+                signs[:, columns] = self._every[at : at + count].reshape(signs.shape[0], -1)
             at += count

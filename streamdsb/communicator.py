@@ -56,8 +56,11 @@ class Communicator(ABC):
         """The sum over all ranks of an array of int64, or of uint64 modulo 2**64."""
 
     @abstractmethod
-    def concatenate(self, words: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-        """All ranks' words, uint64 (sum(counts),), one rank after another; words: uint64 (counts[rank],)."""
+    def concatenate(self, words: np.ndarray, counts: Sequence[int], into: np.ndarray) -> None:
+        """All ranks' words, one rank after another, in `into`, uint64 (sum(counts),).
+
+        words: this rank's, uint64 (counts[rank],).
+        """
 
     @abstractmethod
     def first(self, size: int) -> Communicator | None:
@@ -87,8 +90,8 @@ class OneRank(Communicator):
     def sum(self, values: np.ndarray) -> np.ndarray:
         return values.copy()
 
-    def concatenate(self, words: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-        return words.copy()
+    def concatenate(self, words: np.ndarray, counts: Sequence[int], into: np.ndarray) -> None:
+        into[:] = words
 
     def first(self, size: int) -> Communicator | None:
         return self
@@ -149,10 +152,8 @@ class MpiRanks(Communicator):
         self._wait(self._communicator.Iallreduce(np.ascontiguousarray(values), total))
         return total
 
-    def concatenate(self, words: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-        every = np.empty(sum(counts), np.uint64)
-        self._wait(self._communicator.Iallgatherv(np.ascontiguousarray(words), (every, list(counts))))
-        return every
+    def concatenate(self, words: np.ndarray, counts: Sequence[int], into: np.ndarray) -> None:
+        self._wait(self._communicator.Iallgatherv(np.ascontiguousarray(words), (into, list(counts))))
 
     def first(self, size: int) -> Communicator | None:
         part = self._communicator.Split(int(self.rank >= size), self.rank)

@@ -21,7 +21,8 @@ def check_conformance(ranks: Communicator) -> None:
     assert wrapped.tolist() == [2**64 - size] * 3
     counts = [7 * other + 1 for other in range(size)]
     words = np.arange(counts[rank], dtype=np.uint64) + np.uint64(2**63 + 1000 * rank)
-    every = ranks.concatenate(words, counts)
+    every = np.zeros(sum(counts), np.uint64)
+    ranks.concatenate(words, counts, every)
     assert every.tolist() == [2**63 + 1000 * o + i for o in range(size) for i in range(counts[o])]
     for width in range(1, size + 1):
         part = ranks.first(width)

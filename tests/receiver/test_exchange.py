@@ -18,10 +18,10 @@ class RankAmong(OneRank):
         self.rank, self.size = rank, len(words)
         self._words = words
 
-    def concatenate(self, words: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    def concatenate(self, words: np.ndarray, counts: Sequence[int], into: np.ndarray) -> None:
         assert np.array_equal(words, self._words[self.rank])
         assert list(counts) == [part.size for part in self._words]
-        return np.concatenate(self._words)
+        into[:] = np.concatenate(self._words)
 
     def abort(self, status: int) -> NoReturn:
         raise AssertionError
