@@ -31,6 +31,7 @@ MULTIPROCESSORS = 4
 _CALLS = {
     "receive": "receive((const Job*)a[0])",
     "generate": "generate((const Job*)a[0])",
+    "wire": "wire((Job*)a[0])",
     "initialise": "initialise((const States*)a[0], a[1], a[2])",
 }
 _WITHOUT_ASSEMBLY = [
@@ -39,6 +40,7 @@ _WITHOUT_ASSEMBLY = [
     ('asm("sub.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));', "c = a - b;"),
     ('asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory");', "emulated_worker_barrier(WORKERS);"),
     ("#if __CUDA_ARCH__ >= 800\n    return __reduce_add_sync", "#if 1\n    return __reduce_add_sync"),
+    ('asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");', "ns = __rdtsc() / 2;"),
     ("extern __shared__ __align__(16) u8 dynamic[];", "__shared__ __align__(16) u8 dynamic[1 << 18];"),
 ]
 _HERE = Path(__file__).parent

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,10 +68,11 @@ class LinkFaults:
 
 
 class SoftwareRing:
-    """The queues of sender and receiver on one software card, on the current device.
+    """The queues of sender and receiver on one software card; the receiver's are on the current device.
 
     slots: frames that a queue's ring holds, a power of two; window: frames that may be on the way, a multiple
     of 64; places: bursts of a queue that may be composed at once, a power of two; pace_gbps: of all queues.
+    sender: the device of sender and card; None for the receiver's.  It can write into the other's memory.
     """
 
     kind = "SoftwareQueue"
@@ -85,9 +87,11 @@ class SoftwareRing:
         faults: LinkFaults | None = None,
         places: int = 32,
         pace_gbps: float | None = None,
+        sender: int | None = None,
     ) -> None:
         import cupy
 
+        self._sender_device = sender
         self.queues = queues
         self.window = window
         self.places = slots // BURST_FRAMES
@@ -97,29 +101,42 @@ class SoftwareRing:
         self._staging_places = places
         self._frame_ps = frame_picoseconds(pace_gbps, queues)
         self._frames = cuda.zeros((queues, slots * SLOT_BYTES), np.uint8)
-        self._staging = cuda.zeros((queues, places * PLACE_BYTES), np.uint8)
-        self._descriptors = cuda.zeros((queues, places * BURST_FRAMES * _DESCRIPTOR_BYTES), np.uint8)
-        self._completions = cuda.zeros((queues, places + slots), np.uint64)
-        self._states = cuda.zeros((queues, SEND_STATE_WORDS), np.uint64)
+        self._arrivals = cuda.zeros((queues, slots), np.uint64)
+        self._receivers = self._make_receivers()
         self._faults = ControlWords(np.dtype([("fault", "u8", MAX_QUEUES)]))
         self._control = ControlWords(np.dtype([("stop", "u8")]))
-        self._senders, self._receivers = self._make_queues()
-        self._job = self._make_job(faults or LinkFaults())
-        self._kernel = cuda.load("gpunetio_wire.cu", "wire")
-        self._stream = cupy.cuda.Stream(non_blocking=True)
+        with self.on_sender():
+            self._staging = cuda.zeros((queues, places * PLACE_BYTES), np.uint8)
+            self._descriptors = cuda.zeros((queues, places * BURST_FRAMES * _DESCRIPTOR_BYTES), np.uint8)
+            self._completions = cuda.zeros((queues, places), np.uint64)
+            self._states = cuda.zeros((queues, SEND_STATE_WORDS), np.uint64)
+            self._senders = self._make_senders()
+            self._job = self._make_job(faults or LinkFaults())
+            self._kernel = cuda.load("gpunetio_wire.cu", "wire")
+            self._stream = cupy.cuda.Stream(non_blocking=True)
 
-    def _make_queues(self) -> tuple[Any, Any]:
-        senders, receivers = np.zeros(self.queues, _SEND), np.zeros(self.queues, _RECEIVE)
-        for queue in range(self.queues):
-            sender, receiver, completions = senders[queue], receivers[queue], _at(self._completions, queue)
-            sender["wqe_addr"] = _at(self._descriptors, queue)
-            sender["wqe_mask"] = self._staging_places * BURST_FRAMES - 1
-            sender["cqe_addr"], sender["cqe_mask"] = completions, self._staging_places - 1
-            receiver["pkt_addr"], receiver["pkt_num"] = _at(self._frames, queue), self._ring_slots
-            receiver["max_pkt_sz"], receiver["posted"] = SLOT_BYTES, self._ring_slots
-            receiver["cqe_addr"] = completions + 8 * self._staging_places
-            receiver["strides"] = min(_STRIDES, self._ring_slots // 2)
-        return cuda.upload(senders), cuda.upload(receivers)
+    def on_sender(self) -> AbstractContextManager[object]:
+        """Within it, the device of sender and card is current."""
+        import cupy
+
+        return nullcontext() if self._sender_device is None else cupy.cuda.Device(self._sender_device)
+
+    def _make_receivers(self) -> Any:
+        queues = np.zeros(self.queues, _RECEIVE)
+        for index, queue in enumerate(queues):
+            queue["pkt_addr"], queue["pkt_num"] = _at(self._frames, index), self._ring_slots
+            queue["max_pkt_sz"], queue["posted"] = SLOT_BYTES, self._ring_slots
+            queue["cqe_addr"] = _at(self._arrivals, index)
+            queue["strides"] = min(_STRIDES, self._ring_slots // 2)
+        return cuda.upload(queues)
+
+    def _make_senders(self) -> Any:
+        queues = np.zeros(self.queues, _SEND)
+        for index, queue in enumerate(queues):
+            queue["wqe_addr"] = _at(self._descriptors, index)
+            queue["wqe_mask"] = self._staging_places * BURST_FRAMES - 1
+            queue["cqe_addr"], queue["cqe_mask"] = _at(self._completions, index), self._staging_places - 1
+        return cuda.upload(queues)
 
     def _make_job(self, faults: LinkFaults) -> Any:
         job = np.zeros((), JOB)
@@ -160,15 +177,17 @@ class SoftwareRing:
             self._frame_ps,
         )
 
-    def start(self, beside: int) -> None:
+    def start(self, beside: int | None) -> None:
         """Switch the card on, before the kernels that use it: its blocks have to be resident.
 
-        beside: shared memory of a multiprocessor, in bytes, that those kernels asked for; a kernel that asks
-        for another division of the L1 waits for the end of the card's.
+        beside: shared memory of a multiprocessor, in bytes, that those kernels asked for, or None; a kernel
+        that asks for another division of the L1 waits for the end of the card's.
         """
-        cuda.carve_out(self._kernel, beside)
+        if beside is not None:
+            with self.on_sender():
+                cuda.carve_out(self._kernel, beside)
         gc.collect()  # freeing device memory would wait for this kernel's end
-        with self._stream:
+        with self.on_sender(), self._stream:
             self._kernel((_BLOCKS_A_QUEUE * self.queues,), (_THREADS,), (self._job,))
 
     def check(self) -> None:
@@ -193,7 +212,7 @@ class SoftwareRing:
 
     def free(self) -> None:
         """Give the device memory back."""
-        del self._frames, self._staging, self._descriptors, self._completions, self._states
+        del self._frames, self._arrivals, self._staging, self._descriptors, self._completions, self._states
 
 
 def _at(array: Any, row: int) -> int:

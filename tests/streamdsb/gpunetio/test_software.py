@@ -24,7 +24,6 @@ FAULTS = {
     "delay": LinkFaults(delay=0.3),
     "everything": LinkFaults(lose=0.1, repeat=0.1, delay=0.2),
 }
-_TIMER = 'asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns)::"memory");'
 
 
 @cache
@@ -44,9 +43,6 @@ def expected_records(n: int, replicas: int, updates: int, source: str) -> list[s
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where the kernels and the card run."""
     if request.param == "cpu":
-        monkeypatch.setitem(cuda_on_host._CALLS, "wire", "wire((Job*)a[0])")
-        plain = [*cuda_on_host._WITHOUT_ASSEMBLY, (_TIMER, "ns = __rdtsc() / 2;")]
-        monkeypatch.setattr(cuda_on_host, "_WITHOUT_ASSEMBLY", plain)
         cuda_on_host.install(monkeypatch)
     return request.param
 
