@@ -33,15 +33,20 @@ _FIRST_CONSISTENT = 90
 
 
 class _CardEnd:
-    """What both ends have: a card, and queues of which the kernels report faults."""
+    """What both ends have: a card, and queues of which the kernels report faults.
+
+    The queues' memories do not follow each other, so `places` is a queue's share of the first one's: whoever
+    tries how fast a kernel is in places * queues places from `slots` on stays in there.
+    """
 
     kind = "GpunetioQueue"
     fields = GPUNETIO_QUEUE
     is_here = False
     """The other end is another process, which allocates its own."""
 
-    def __init__(self, card: Card, queues: int, window: int) -> None:
+    def __init__(self, card: Card, queues: int, window: int, places: int) -> None:
         self.queues = queues
+        self.places = places // queues
         self.window = window
         self.receiving = threading.Event()
         self._card = card
@@ -57,19 +62,13 @@ class _CardEnd:
         """The address of the memory of queue 0."""
         return self._made[0].memory
 
-    def start(self) -> None:
-        """Nothing: the card is on."""
-
     def check(self) -> None:
         """RunFailed if a kernel reported a fault of the card."""
         check_faults(self._faults["fault"][: self.queues])
 
-    def stop(self) -> None:
+    def free(self) -> None:
         """Take queues and card down, after the kernels that use them have ended."""
         self._card.close()
-
-    def free(self) -> None:
-        """Nothing: the memory is the card's."""
 
 
 class CardReceiver(_CardEnd):
@@ -79,8 +78,7 @@ class CardReceiver(_CardEnd):
     """
 
     def __init__(self, card: Card, queues: int, slots: int, window: int, capability: int) -> None:
-        super().__init__(card, queues, window)
-        self.places = slots // BURST_FRAMES
+        super().__init__(card, queues, window, slots // BURST_FRAMES)
         self._slots = slots
         consistent = capability >= _FIRST_CONSISTENT
         self._made = [card.receive_queue(slots, SLOT_BYTES, consistent) for _ in range(queues)]
@@ -108,8 +106,7 @@ class CardSender(_CardEnd):
     ) -> None:
         from streamdsb import cuda
 
-        super().__init__(card, queues, window)
-        self.places = PLACES
+        super().__init__(card, queues, window, PLACES)
         self._frame_ps = frame_picoseconds(pace_gbps, queues)
         self._peer = peer
         self._mac = card.mac

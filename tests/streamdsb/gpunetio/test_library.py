@@ -151,10 +151,10 @@ def test_ends_of_queues_on_cards(built: ctypes.CDLL, monkeypatch: pytest.MonkeyP
     assert got["slots"] == 512
     assert got["frames"] not in (0, receiver.slots)
     assert not got["send_queue"]
-    assert receiver.places == 8
+    assert receiver.places * receiver.queues == 8  # those of the first
     assert receiver.steered == [5, 5]
     receiver.check()
-    receiver.stop()
+    receiver.free()
     sender = CardSender(Card(NIC, GPU, ETHERTYPE, built), 2, 256, bytes.fromhex("0a0b0c0d0e0f"), 400)
     first, second = (np.array(sender.queue(index), GPUNETIO_QUEUE) for index in range(2))
     assert first["places"] == 64
@@ -164,7 +164,7 @@ def test_ends_of_queues_on_cards(built: ctypes.CDLL, monkeypatch: pytest.MonkeyP
     assert second["fault"] - first["fault"] == 8
     assert not first["receive_queue"]
     assert int(second["addresses"]).to_bytes(8, "little").hex() == "0a0b0c0d0e0f12ce"
-    sender.stop()
+    sender.free()
     assert built.on_host_violation() == b""
     assert built.on_host_live() == 0
 
