@@ -300,3 +300,20 @@ def test_loss_repetition_and_reordering(
     for a, b in moved:
         order.insert(b % (len(order) + 1), order.pop(a % len(order)))
     assert_like_the_model(the_pass()[order], [len(order)])
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    taken=st.integers(0, EXPECTED),
+    first=st.integers(0, EXPECTED - 1),
+    changes=st.lists(st.tuples(st.integers(0, EXPECTED), corruptions), max_size=3),
+)
+def test_frames_in_order_are_those_that_would_be_judged_so(
+    taken: int, first: int, changes: list[tuple[int, tuple[str, int]]]
+) -> None:
+    """Wherever a burst begins, what follows the frames that were taken before is told from all else."""
+    frames = np.concatenate([the_pass()[:taken], the_pass()[first:]])
+    headers = headers_of(frames)
+    for place, (name, value) in changes:
+        headers[name][place % len(frames)] = value
+    assert_like_the_model(frames, [taken, len(frames) - taken])
