@@ -14,6 +14,7 @@ import numpy as np
 
 from streamdsb.config import Config
 from streamdsb.errors import RunFailed, UserError
+from streamdsb.gpunetio.keys import SOFTWARE_CARD, SOFTWARE_MAC
 from streamdsb.gpunetio.ring import CardReceiver, CardSender, open_card
 from streamdsb.messages import Role
 from streamdsb.queues import FrameReceiver, FrameSender
@@ -25,6 +26,8 @@ _ANSWERS = 4
 
 def mac_of(nic: str, root: Path = Path("/")) -> bytes:
     """The Ethernet address of the card at PCI address `nic`, 6 bytes; UserError if there is none."""
+    if nic == SOFTWARE_CARD:
+        return SOFTWARE_MAC
     full = nic.lower() if nic.count(":") == 2 else f"0000:{nic.lower()}"
     for file in sorted((root / "sys/bus/pci/devices" / full / "net").glob("*/address")):
         return bytes.fromhex(file.read_text().strip().replace(":", ""))

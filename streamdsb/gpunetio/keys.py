@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 SOFTWARE_CARD = "software"
 """In place of a network card's PCI address: the one that is a program, for GPUs without a card."""
 
+SOFTWARE_MAC = bytes.fromhex("025342000001")
+"""Its Ethernet address, a locally administered one."""
+
 _PCI_ADDRESS = re.compile(r"([0-9a-fA-F]{4}:)?[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]")
 
 

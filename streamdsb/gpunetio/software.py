@@ -18,6 +18,7 @@ import numpy as np
 from streamdsb import cuda
 from streamdsb.control_words import ControlWords
 from streamdsb.errors import RunFailed
+from streamdsb.gpunetio.keys import SOFTWARE_MAC
 from streamdsb.gpunetio.queue import (
     GPUNETIO_QUEUE,
     SEND_STATE_WORDS,
@@ -50,7 +51,6 @@ _THREADS = 256
 _BLOCKS_A_QUEUE = 4
 _STRIDES = 64
 """Slots that go back to the card together."""
-_MAC = bytes.fromhex("025342000001")
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class SoftwareRing:
             self._staging_places,
             _at(self._states, index),
             0,
-            *address_words(_MAC, source_address(_MAC, index)),
+            *address_words(SOFTWARE_MAC, source_address(SOFTWARE_MAC, index)),
             self._frame_ps,
         )
 

