@@ -11,16 +11,19 @@ from typing import cast
 import numpy as np
 
 from generator.send import QueueFeeder, TileMaker
-from generator.source import CouplingSource
+from generator.source import CouplingSource, RowSource
 from generator.symmetry import SymmetryCheck
 from streamdsb.feedback import FeedbackReader
-from streamdsb.layout import Layout, RowRange
+from streamdsb.frame import FrameType
+from streamdsb.layout import BLOCK_COLUMNS, FRAME_WORDS, GROUP_ROWS, HEADER_WORDS, Layout, RowRange
 from streamdsb.payload_checksum import write_checksums
 from streamdsb.queues import FrameSender
 from streamdsb.queues.base import LossySender
 
 _FIRST_REPEAT_S = 0.02
 _LONGEST_REPEAT_S = 0.5
+_FEW_ROWS = 8
+"""Rows in a row that take less time to make one by one than their 64-row group does."""
 
 
 class LossyFeeder(QueueFeeder):
@@ -41,7 +44,8 @@ class LossyFeeder(QueueFeeder):
         self._lossy_sender = sender
         self._window = sender.window
         self._reader = FeedbackReader(run, queue, self._frames_per_pass)
-        self._again = TileMaker(source, rows, is_scattered=True)
+        self._again = TileMaker(source, rows)
+        self._row_source = source if isinstance(source, RowSource) else None
         self._complete = True
 
     @property
@@ -68,19 +72,34 @@ class LossyFeeder(QueueFeeder):
             return moved
         if self._ended:
             self.sent = True
-        room = self._window - (self._sequence - self._acknowledged)
-        if self._wanted:
-            count = self._compose_again(frames)
-        elif self._sequence < self._frames_per_pass and room > 0:
-            count = self._compose_next(frames[:room])
-        elif self._is_repeat_due():
+        count = self._compose_again(frames)
+        fresh = self._fresh_after(count, len(frames))
+        if fresh > 0:
+            count += self._compose_next(frames[count : count + fresh])
+        if count == 0 and self._is_repeat_due():
             self._commit(frames, self._compose_last(frames))
             return moved
-        else:
+        if count == 0:
             return moved
         self._commit(frames, count)
         self._repeat_at = time.monotonic() + self._repeat_s
         return True
+
+    def _fresh_after(self, count: int, most: int) -> int:
+        """How many frames that were never sent may follow `count` others in a burst of at most `most`.
+
+        They go to the end of a 64-row group where they reach one, so that no group is cut without need.
+        """
+        room = min(most - count, self._window - (self._sequence - self._acknowledged))
+        if self._sequence == self._frames_per_pass or room <= 0:
+            return 0
+        offset = self._sequence % len(self._rows)
+        stop = (offset + room) // GROUP_ROWS * GROUP_ROWS
+        if offset + room >= len(self._rows):
+            return room
+        if stop > offset:
+            return stop - offset
+        return 0 if count else room
 
     def _compose_last(self, frames: np.ndarray) -> int:
         """PASS_END after the last frame, else the last frame once more: it shows what was lost before it."""
@@ -110,12 +129,35 @@ class LossyFeeder(QueueFeeder):
         """Fill `frames` with the first of those that are wanted; how many."""
         filled = 0
         while self._wanted and filled < len(frames):
+            if self._row_source is not None and self._wanted[0][1] < _FEW_ROWS:
+                filled += self._compose_scattered(frames[filled:], self._row_source)
+                continue
             first, count = self._wanted.popleft()
             made = self._compose(frames[filled : filled + count], first, self._again)
             filled += made
             if made < count:
                 self._wanted.appendleft((first + made, count - made))
         return filled
+
+    def _compose_scattered(self, frames: np.ndarray, source: RowSource) -> int:
+        """The same for short ranges, all at once, up to the first that is not."""
+        wanted: list[int] = []
+        while self._wanted and self._wanted[0][1] < _FEW_ROWS and len(wanted) < len(frames):
+            first, count = self._wanted.popleft()
+            fit = min(count, len(frames) - len(wanted))
+            wanted.extend(range(first, first + fit))
+            if fit < count:
+                self._wanted.appendleft((first + fit, count - fit))
+        frames = frames[: len(wanted)]
+        sequences = np.array(wanted, np.int64)
+        blocks, offsets = np.divmod(sequences, len(self._rows))
+        rows = offsets + self._rows.start
+        source.fill_rows(rows, blocks, frames[:, HEADER_WORDS:FRAME_WORDS])
+        self._write_headers(frames, FrameType.TILE, 0, 0, 0, 0)
+        frames[:, 3], frames[:, 4] = sequences, rows
+        frames[:, 5] |= blocks.astype(np.uint64)
+        frames[:, 6] = np.minimum(self._layout.n - blocks * BLOCK_COLUMNS, BLOCK_COLUMNS)
+        return len(wanted)
 
     def _commit(self, frames: np.ndarray, count: int) -> None:
         if not self.sender.capabilities.guards_payload:

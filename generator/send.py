@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from generator.source import CouplingSource, RowSource
+from generator.source import CouplingSource
 from generator.symmetry import SymmetryCheck
 from streamdsb.errors import RunFailed
 from streamdsb.frame import FrameType, write_headers
@@ -18,14 +18,10 @@ from streamdsb.worker import Cancelled
 
 
 class TileMaker:
-    """Makes the payloads of any rows of one queue, whole 64-row groups at a time.
+    """Makes the payloads of any rows of one queue, whole 64-row groups at a time."""
 
-    is_scattered: the rows that are asked for seldom follow each other.
-    """
-
-    def __init__(self, source: CouplingSource, rows: RowRange, is_scattered: bool = False) -> None:
+    def __init__(self, source: CouplingSource, rows: RowRange) -> None:
         self._source = source
-        self._row_source = source if is_scattered and isinstance(source, RowSource) else None
         self._rows = rows
         self._symmetry: SymmetryCheck | None = None
         self._group = np.zeros((GROUP_ROWS, BLOCK_WORDS), np.uint64)
@@ -40,8 +36,6 @@ class TileMaker:
         """The couplings of `rows` in column block `block`, uint64 (len(rows), words), any row stride."""
         if self._is_whole_groups(rows):
             self._make(rows, block, words)
-        elif len(rows) == 1 and self._row_source is not None:
-            self._row_source.fill_row(rows.start, block, words)
         else:
             self._copy_from_groups(rows, block, words)
 
@@ -59,12 +53,16 @@ class TileMaker:
         while at < rows.stop:
             start = at - at % GROUP_ROWS
             group = RowRange(start, min(start + GROUP_ROWS, self._rows.stop))
-            made = self._group[: len(group), : words.shape[1]]
-            if self._group_place != (start, block):
-                self._make(group, block, made)
-                self._group_place = (start, block)
             stop = min(group.stop, rows.stop)
-            words[at - rows.start : stop - rows.start] = made[at - start : stop - start]
+            part = words[at - rows.start : stop - rows.start]
+            if len(part) == len(group):
+                self._make(group, block, part)
+            else:
+                made = self._group[: len(group), : words.shape[1]]
+                if self._group_place != (start, block):
+                    self._make(group, block, made)
+                    self._group_place = (start, block)
+                part[:] = made[at - start : stop - start]
             at = stop
 
 

@@ -16,7 +16,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from generator.matrix_file import FileCouplings
-from generator.synthesize_cpu import fill_mattis, fill_random, fill_random_row, mattis_bitmap
+from generator.synthesize_cpu import (
+    fill_mattis,
+    fill_mattis_rows,
+    fill_random,
+    fill_random_rows,
+    mattis_bitmap,
+)
 from streamdsb.config import Problem
 from streamdsb.errors import UserError
 from streamdsb.frame import CouplingFormat
@@ -45,10 +51,13 @@ class CouplingSource(Protocol):
 
 @runtime_checkable
 class RowSource(Protocol):
-    """A source that makes a single row for less than its group: frames that were lost are sent again so."""
+    """A source that makes scattered rows for less than their groups: lost frames are sent again so."""
 
-    def fill_row(self, row: int, column_block: int, out: np.ndarray) -> None:
-        """`fill` for any one row; out: uint64 (1, words)."""
+    def fill_rows(self, rows: np.ndarray, blocks: np.ndarray, out: np.ndarray) -> None:
+        """Write row rows[k] in column block blocks[k] into out[k], for any rows, whole payloads.
+
+        rows, blocks: int64 (count,); out: uint64 (count, 504), unit inner stride; padding becomes 0.
+        """
 
 
 class RandomCouplings:
@@ -64,8 +73,8 @@ class RandomCouplings:
     def fill(self, rows: RowRange, column_block: int, out: np.ndarray) -> None:
         fill_random(self._key, self.n, rows.start, column_block * BLOCK_WORDS, out.shape[1], out)
 
-    def fill_row(self, row: int, column_block: int, out: np.ndarray) -> None:
-        fill_random_row(self._key, self.n, row, column_block * BLOCK_WORDS, out)
+    def fill_rows(self, rows: np.ndarray, blocks: np.ndarray, out: np.ndarray) -> None:
+        fill_random_rows(self._key, self.n, rows, blocks, out)
 
 
 class MattisCouplings:
@@ -81,8 +90,8 @@ class MattisCouplings:
     def fill(self, rows: RowRange, column_block: int, out: np.ndarray) -> None:
         fill_mattis(self._eta, self.n, rows.start, column_block * BLOCK_WORDS, out.shape[1], out)
 
-    def fill_row(self, row: int, column_block: int, out: np.ndarray) -> None:
-        fill_mattis(self._eta, self.n, row, column_block * BLOCK_WORDS, out.shape[1], out)
+    def fill_rows(self, rows: np.ndarray, blocks: np.ndarray, out: np.ndarray) -> None:
+        fill_mattis_rows(self._eta, self.n, rows, blocks, out)
 
 
 class PythonCouplings:

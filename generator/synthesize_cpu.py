@@ -12,7 +12,7 @@ import numpy as np
 from streamdsb.hashing import A, C, hash_word, mix
 from streamdsb.intrinsics import row_of
 from streamdsb.jit import inline, kernel
-from streamdsb.layout import GROUP_ROWS
+from streamdsb.layout import BLOCK_WORDS, GROUP_ROWS
 from streamdsb.transpose import LANES, hash_tiles, new_tile_sets, transpose_tiles, transpose_tiles_into
 
 _ONE = np.uint64(1)
@@ -82,13 +82,10 @@ def fill_random(key: np.uint64, n: int, first_row: int, first_word: int, words: 
     _clear_padding(n, first_word, words, out)
 
 
-@kernel("void(uint64, int64, int64, int64, uint64[:, :])")
-def fill_random_row(key: np.uint64, n: int, row: int, first_word: int, out: np.ndarray) -> None:
-    """The same for one row, which need not start a group: out is uint64 (1, words), unit inner stride.
-
-    Below the diagonal each of its bits takes a hash, as all of a tile does.
-    """
-    words, group, column = row_of(out, 0), row // 64, np.uint64(row % 64)
+@inline
+def _fill_row(key: np.uint64, row: int, first_word: int, words: np.ndarray) -> None:
+    """Below the diagonal each bit of a row takes a hash, as a row of a tile does."""
+    group, column = row // 64, np.uint64(row % 64)
     for w in range(words.size):
         above = hash_word(key, np.uint64(row), np.uint64(first_word + w))
         if first_word + w > group:
@@ -102,7 +99,26 @@ def fill_random_row(key: np.uint64, n: int, row: int, first_word: int, out: np.n
             left_of_diagonal = (_ONE << column) - _ONE
             below = (below & left_of_diagonal) | (_ONE << column) | (above & (_ALL << column << _ONE))
         words[w] = below
-    _clear_padding(n, first_word, words.size, out)
+
+
+@inline
+def _fill_mattis_row(eta: np.ndarray, row: int, first_word: int, words: np.ndarray) -> None:
+    flip = ((eta[row // 64] >> np.uint64(row % 64)) & _ONE) - _ONE
+    for w in range(words.size):
+        words[w] = eta[first_word + w] ^ flip
+
+
+@kernel("void(uint64, int64, int64[::1], int64[::1], uint64[:, :])")
+def fill_random_rows(key: np.uint64, n: int, rows: np.ndarray, blocks: np.ndarray, out: np.ndarray) -> None:
+    """Write row rows[k] in column block blocks[k] into out[k], whole payloads; their padding becomes 0.
+
+    out: uint64 (len(rows), 504), unit inner stride.
+    """
+    for k in range(rows.size):
+        first_word = blocks[k] * BLOCK_WORDS
+        words = min(BLOCK_WORDS, (n + 63) // 64 - first_word)
+        _fill_row(key, rows[k], first_word, row_of(out, k)[:words])
+        _end_payload(n, first_word, words, row_of(out, k))
 
 
 @kernel("uint64[::1](uint64, int64)")
@@ -134,6 +150,16 @@ def fill_mattis(
     _clear_padding(n, first_word, words, out)
 
 
+@kernel("void(uint64[::1], int64, int64[::1], int64[::1], uint64[:, :])")
+def fill_mattis_rows(eta: np.ndarray, n: int, rows: np.ndarray, blocks: np.ndarray, out: np.ndarray) -> None:
+    """`fill_random_rows` for J_ij = eta_i eta_j."""
+    for k in range(rows.size):
+        first_word = blocks[k] * BLOCK_WORDS
+        words = min(BLOCK_WORDS, (n + 63) // 64 - first_word)
+        _fill_mattis_row(eta, rows[k], first_word, row_of(out, k)[:words])
+        _end_payload(n, first_word, words, row_of(out, k))
+
+
 @inline
 def _clear_padding(n: int, first_word: int, words: int, out: np.ndarray) -> None:
     if n % 64 and first_word + words == (n + 63) // 64:
@@ -142,4 +168,12 @@ def _clear_padding(n: int, first_word: int, words: int, out: np.ndarray) -> None
             out[r, words - 1] &= inside
 
 
-KERNELS = (fill_random, fill_random_row, mattis_bitmap, fill_mattis)
+@inline
+def _end_payload(n: int, first_word: int, words: int, payload: np.ndarray) -> None:
+    """Clear what follows the last column."""
+    if n % 64 and first_word + words == (n + 63) // 64:
+        payload[words - 1] &= (_ONE << np.uint64(n % 64)) - _ONE
+    payload[words:] = np.uint64(0)
+
+
+KERNELS = (fill_random, fill_random_rows, mattis_bitmap, fill_mattis, fill_mattis_rows)

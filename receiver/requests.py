@@ -15,6 +15,8 @@ _LONGEST_PATIENCE_S = 0.5
 _BATCH_S = 0.002
 """New gaps are asked for together, this often at most."""
 
+_NOTHING = np.empty((0, 2), np.int64)
+
 FindMissing = Callable[[int, int], np.ndarray]
 """The ranges of missing frames from one sequence number to before another, int64 (<= MAX_RANGES, 2)."""
 
@@ -67,6 +69,8 @@ class Requests:
 
     def _find(self, first: int, stop: int, missing: FindMissing) -> tuple[np.ndarray, int]:
         """Missing ranges from `first` on, and where they end: before `stop` if there are too many."""
+        if first >= stop:
+            return _NOTHING, stop
         ranges = missing(first, stop)
         if len(ranges) == MAX_RANGES:
             end = int(ranges[-1].sum())

@@ -2,16 +2,25 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from generator.resend import LossyFeeder
 from generator.send import QueueFeeder, send_pass
 from generator.source import CouplingSource, MattisCouplings, RandomCouplings
 from streamdsb.errors import RunFailed
+from streamdsb.feedback import FeedbackWriter
 from streamdsb.frame import headers_of
 from streamdsb.layout import Layout, RowRange
+from streamdsb.payload_checksum import checksums
 from streamdsb.queues import wait_for_any
+from streamdsb.queues.base import LossySender
+from streamdsb.queues.datagrams import DatagramEnd
 from streamdsb.worker import Cancelled
 from tests.queue_pairs import HANG_S, LOSSLESS_KINDS, Pair, queue_of
 
@@ -28,6 +37,18 @@ class CountingCouplings(RandomCouplings):
     def fill(self, rows: RowRange, column_block: int, out: np.ndarray) -> None:
         self.asked += [(start, column_block) for start in range(rows.start, rows.stop, 64)]
         super().fill(rows, column_block, out)
+
+
+class GroupCouplings:
+    """Random couplings of a source that makes whole groups of rows only."""
+
+    coupling_format, symmetric = RandomCouplings.coupling_format, True
+
+    def __init__(self, n: int, seed: int) -> None:
+        self.n, self._random = n, RandomCouplings(n, seed)
+
+    def fill(self, rows: RowRange, column_block: int, out: np.ndarray) -> None:
+        self._random.fill(rows, column_block, out)
 
 
 def everything_sent(pair: Pair, feeder: QueueFeeder, pass_index: int = PASS) -> np.ndarray:
@@ -157,3 +178,77 @@ def test_a_pass_that_is_sent_has_left_the_sender(kind: str) -> None:
                     pair.receiver.release()
                 else:
                     assert wait_for_any([pair.receiver], 3.0), f"{received} of {n + 1} frames came"
+
+
+@dataclass
+class Tape:
+    """A sender's end that keeps what it was given, and says back what it is told to."""
+
+    burst_frames: int
+    window: int
+    capabilities = DatagramEnd.capabilities
+    sent: list[np.ndarray] = field(default_factory=list)
+    back: list[np.ndarray] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._frames = np.full((self.burst_frames, 512), 2**64 - 1, np.uint64)
+
+    def acquire(self) -> np.ndarray | None:
+        return self._frames
+
+    def commit(self, count: int) -> None:
+        self.sent.append(self._frames[:count].copy())
+        self._frames[:] = np.uint64(2**64 - 1)
+
+    def feedback(self) -> np.ndarray | None:
+        return self.back.pop(0) if self.back else None
+
+
+@pytest.mark.parametrize("source_class", [RandomCouplings, MattisCouplings, GroupCouplings])
+@given(data=st.data())
+@settings(deadline=None, max_examples=20)
+def test_what_is_asked_for_again_is_what_was_sent_first(
+    source_class: type[CouplingSource], data: st.DataObject
+) -> None:
+    n, rows = 32_300, RowRange(32_192, 32_300)
+    layout, source = Layout(n, 1, 1), source_class(n, 7)  # type: ignore[call-arg]
+    total = 2 * len(rows)
+    burst, window = data.draw(st.sampled_from([1, 7, 100, 256])), data.draw(st.sampled_from([1, 100, 1000]))
+    tape = Tape(burst, window)
+    feeder = LossyFeeder(3, rows, layout, RUN, source, cast(LossySender, tape))
+    feeder.begin_pass(PASS, None)
+    writer = FeedbackWriter(RUN, 3)
+    ranges = st.tuples(st.integers(0, total - 1), st.integers(1, 20))
+    again: list[int] = []
+    acknowledged = 0
+    while acknowledged < total:
+        asked = [
+            (first, min(count, total - first)) for first, count in data.draw(st.lists(ranges, max_size=9))
+        ]
+        again += [first + k for first, count in asked for k in range(count)]
+        missing = np.array(asked, np.int64).reshape(-1, 2)
+        tape.back.append(writer.resend(PASS, acknowledged, missing).copy())
+        for _ in range(60):
+            if not feeder.step():
+                break
+        acknowledged = min(total, acknowledged + data.draw(st.integers(window // 2 + 1, window + 1)))
+    tape.back.append(writer.pass_ack(PASS, total).copy())
+    while not feeder.acknowledged:
+        feeder.step()
+    frames = np.concatenate(tape.sent)
+    headers = headers_of(frames)
+    frames, headers = frames[headers["type"] == 1], headers[headers["type"] == 1]
+    counted = np.bincount(headers["sequence"].astype(np.int64), minlength=total)
+    assert (counted >= np.bincount(again, minlength=total)).all(), "asked for and not sent"
+    sums = np.empty(len(frames), np.uint32)
+    checksums(frames, sums)
+    assert (headers["payload_checksum"] == sums).all()
+    whole = [expected_words(source, RowRange(32_192, 32_300), block) for block in range(2)]
+    for frame, header in zip(frames, headers, strict=True):
+        block, offset = divmod(int(header["sequence"]), len(rows))
+        assert (header["row"], header["column_block"]) == (rows.start + offset, block)
+        assert (header["queue"], header["format"], header["run"], header["pass"]) == (3, 1, RUN, PASS)
+        assert header["couplings"] == layout.columns_in(block)
+        words = layout.words_in(block)
+        assert (frame[8 : 8 + words] == whole[block][offset]).all()
+        assert not frame[8 + words : 512].any(), "padding is not clean"
