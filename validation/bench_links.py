@@ -62,11 +62,12 @@ class _LosingUdpSender(UdpSender):
     """A sender on whose link a part of all frames becomes unreadable."""
 
     lost = 0.0
+    _rng = np.random.default_rng()  # seeding one for each burst would cost more than the loss
 
     def commit(self, count: int) -> None:
         if self.lost:
             frames = self._out.frames[:count]
-            frames[np.random.default_rng().random(count) < self.lost, 1] = 0
+            frames[self._rng.random(count) < self.lost, 1] = 0
         super().commit(count)
 
 
