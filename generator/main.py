@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from generator import matrix_file, symmetry, synthesize_cpu
+from generator import matrix_file, resend, symmetry, synthesize_cpu
 from generator.engine import GeneratorEngine
 from generator.source import open_source
 from streamdsb import frame, payload_checksum
@@ -24,7 +24,7 @@ def work(origin: Origin, control: Control) -> None:
         return
     kernels = [*frame.KERNELS, *shm.KERNELS, *synthesize_cpu.KERNELS, *symmetry.KERNELS, *matrix_file.KERNELS]
     if member.config.stream.is_lossy:
-        kernels += [*udp.KERNELS, *ethernet.KERNELS, *payload_checksum.KERNELS]
+        kernels += [*udp.KERNELS, *ethernet.KERNELS, *payload_checksum.KERNELS, *resend.KERNELS]
     compile_kernels(*kernels, announce=lambda: control.send(Compiling(what="synthesis and queues")))
     source = open_source(member.config.problem)
     control.send(Opened(n=source.n))

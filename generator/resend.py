@@ -15,6 +15,7 @@ from generator.source import CouplingSource, RowSource
 from generator.symmetry import SymmetryCheck
 from streamdsb.feedback import FeedbackReader
 from streamdsb.frame import FrameType
+from streamdsb.jit import kernel
 from streamdsb.layout import BLOCK_COLUMNS, FRAME_WORDS, GROUP_ROWS, HEADER_WORDS, Layout, RowRange
 from streamdsb.payload_checksum import write_checksums
 from streamdsb.queues import FrameSender
@@ -24,6 +25,32 @@ _FIRST_REPEAT_S = 0.02
 _LONGEST_REPEAT_S = 0.5
 _FEW_ROWS = 8
 """Rows in a row that take less time to make one by one than their 64-row group does."""
+
+
+@kernel("void(uint64[:, ::1], int64[::1], int64, int64, int64, int64[::1], int64[::1])")
+def _write_places(
+    frames: np.ndarray,
+    sequences: np.ndarray,
+    n: int,
+    first_row: int,
+    rows: int,
+    places: np.ndarray,
+    blocks: np.ndarray,
+) -> None:
+    """Put sequence number, row, column block and number of couplings into headers of block 0.
+
+    places, blocks: int64 (len(frames),), receive the rows and column blocks.
+    """
+    for i in range(sequences.size):
+        block, offset = sequences[i] // rows, sequences[i] % rows
+        places[i], blocks[i] = first_row + offset, block
+        frames[i, 3] = np.uint64(sequences[i])
+        frames[i, 4] = np.uint64(first_row + offset)
+        frames[i, 5] |= np.uint64(block)
+        frames[i, 6] = np.uint64(min(n - block * BLOCK_COLUMNS, BLOCK_COLUMNS))
+
+
+KERNELS = (_write_places,)
 
 
 class LossyFeeder(QueueFeeder):
@@ -118,7 +145,7 @@ class LossyFeeder(QueueFeeder):
         for feedback in self._reader.read(frames, self._pass):
             self._acknowledged = max(self._acknowledged, feedback.acknowledged)
             self._complete |= feedback.complete
-            self._wanted.extend((int(first), int(count)) for first, count in feedback.missing)
+            self._wanted.extend((first, count) for first, count in feedback.missing.tolist())
         if self._complete:
             self._wanted.clear()
         if self._acknowledged > before:
@@ -149,14 +176,11 @@ class LossyFeeder(QueueFeeder):
             if fit < count:
                 self._wanted.appendleft((first + fit, count - fit))
         frames = frames[: len(wanted)]
-        sequences = np.array(wanted, np.int64)
-        blocks, offsets = np.divmod(sequences, len(self._rows))
-        rows = offsets + self._rows.start
-        source.fill_rows(rows, blocks, frames[:, HEADER_WORDS:FRAME_WORDS])
+        sequences, rows = np.array(wanted, np.int64), self._rows
+        places, blocks = np.empty_like(sequences), np.empty_like(sequences)
         self._write_headers(frames, FrameType.TILE, 0, 0, 0, 0)
-        frames[:, 3], frames[:, 4] = sequences, rows
-        frames[:, 5] |= blocks.astype(np.uint64)
-        frames[:, 6] = np.minimum(self._layout.n - blocks * BLOCK_COLUMNS, BLOCK_COLUMNS)
+        _write_places(frames, sequences, self._layout.n, rows.start, len(rows), places, blocks)
+        source.fill_rows(places, blocks, frames[:, HEADER_WORDS:FRAME_WORDS])
         return len(wanted)
 
     def _commit(self, frames: np.ndarray, count: int) -> None:

@@ -13,7 +13,14 @@ from streamdsb.hashing import A, C, hash_word, mix
 from streamdsb.intrinsics import row_of
 from streamdsb.jit import inline, kernel
 from streamdsb.layout import BLOCK_WORDS, GROUP_ROWS
-from streamdsb.transpose import LANES, hash_tiles, new_tile_sets, transpose_tiles, transpose_tiles_into
+from streamdsb.transpose import (
+    LANES,
+    hash_bits,
+    hash_tiles,
+    new_tile_sets,
+    transpose_tiles,
+    transpose_tiles_into,
+)
 
 _ONE = np.uint64(1)
 _ALL = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
@@ -91,10 +98,8 @@ def _fill_row(key: np.uint64, row: int, first_word: int, words: np.ndarray) -> N
         if first_word + w > group:
             words[w] = above
             continue
-        below = np.uint64(0)
         counter = key + np.uint64(64 * (first_word + w)) * A + np.uint64(group) * C
-        for k in range(64):
-            below |= ((mix(counter + np.uint64(k) * A) >> column) & _ONE) << np.uint64(k)
+        below = hash_bits(counter, A, _ONE << column)
         if first_word + w == group:
             left_of_diagonal = (_ONE << column) - _ONE
             below = (below & left_of_diagonal) | (_ONE << column) | (above & (_ALL << column << _ONE))

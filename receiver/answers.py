@@ -44,7 +44,7 @@ class Answers:
         self._window = window
         self._most_resent = int(budget * expected) + 4 * window
         self._writer = FeedbackWriter(run, queue)
-        self._requests = Requests()
+        self._requests = Requests(expected)
         self.begin_pass(0)
 
     def begin_pass(self, pass_index: int) -> None:
@@ -76,7 +76,8 @@ class Answers:
             return self._writer.pass_ack(self._pass, self._expected)
         base = standing.base
         ranges = self._requests.due(now, base, standing.highest, standing.accepted, missing)
-        self.resent += int(ranges[:, 1].sum())
+        if len(ranges):
+            self.resent += int(ranges[:, 1].sum())
         if self.resent > self._most_resent:
             raise RunFailed(f"{fault()}: {self.resent} frames were asked for again (stream.resend_budget)")
         is_asked = standing.repeated and now >= self._answered + _SHORTEST_SILENCE_S

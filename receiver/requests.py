@@ -24,11 +24,13 @@ FindMissing = Callable[[int, int], np.ndarray]
 class Requests:
     """Asks for each gap once it shows, and again when it should have been filled long ago.
 
+    expected: frames of a pass; behind the last nothing new comes that a request could wait for.
     How long that is follows from how long the other end took to fill gaps; it doubles while nothing comes.
     Times are in seconds on any clock that only goes on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expected: int | None = None) -> None:
+        self._expected = expected
         self._patience_s = _FIRST_PATIENCE_S
         self.begin_pass()
 
@@ -56,7 +58,7 @@ class Requests:
                 self._despair(accepted)
         else:
             first = max(base, self._asked_up_to)
-            if now < self._asked_at + _BATCH_S:
+            if now < self._asked_at + _BATCH_S and highest != self._expected:
                 highest = first
             ranges, stop = self._find(first, max(first, highest), missing)
             self._asked_up_to = stop

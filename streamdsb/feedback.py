@@ -94,14 +94,12 @@ class FeedbackReader:
             return Feedback(self._expected, _NO_RANGES, complete=True)
         if kind >> 56 == FrameType.RESEND and ranges <= MAX_RANGES:
             missing = payload[: 2 * ranges].astype(np.int64).reshape(-1, 2)
-            if ranges == 0 or self._are_inside(missing[:, 0], missing[:, 1]):
+            if self._are_inside(missing.tolist()):
                 return Feedback(acknowledged, missing, complete=False)
         return None
 
-    def _are_inside(self, first: np.ndarray, count: np.ndarray) -> bool:
-        # count is at most the number of frames, so that the difference cannot overflow
-        is_inside = (first >= 0) & (count > 0) & (count <= self._expected) & (first <= self._expected - count)
-        return bool(is_inside.all())
+    def _are_inside(self, ranges: list[list[int]]) -> bool:
+        return all(first >= 0 and 0 < count <= self._expected - first for first, count in ranges)
 
 
 assert FRAME_WORDS == HEADER_WORDS + 2 * MAX_RANGES

@@ -40,26 +40,51 @@ def _vector_at(context, builder, array_type, array, index):
     return builder.bitcast(builder.gep(data, [index]), _VECTOR.as_pointer())
 
 
+def _spread(builder, value):
+    """A vector with `value` in all lanes."""
+    one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+
+
+def _counters(builder, first, step):
+    """first + t * step in the eight lanes t."""
+    lanes = ir.Constant(_VECTOR, list(range(LANES)))
+    return builder.add(_spread(builder, first), builder.mul(_spread(builder, step), lanes))
+
+
+def _mix(builder, z):
+    """streamdsb.hashing.mix of each lane."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = builder.mul(builder.xor(z, builder.lshr(z, _splat(shift))), _splat(factor))
+    return builder.xor(z, builder.lshr(z, _splat(31)))
+
+
+@intrinsic
+def hash_bits(typingctx, first, step, bit):
+    """A word of bits from 64 hashes: bit k is that of mix(first + k * step) & bit; all unsigned 64-bit."""
+
+    def codegen(context, builder, signature, args):
+        first_value, step_value, bit_value = args
+        z, tested = _counters(builder, first_value, step_value), _spread(builder, bit_value)
+        next_lanes = _spread(builder, builder.mul(step_value, ir.Constant(_WORD, LANES)))
+        word = ir.Constant(_WORD, 0)
+        for at in range(0, 64, LANES):
+            is_set = builder.icmp_unsigned("!=", builder.and_(_mix(builder, z), tested), _splat(0))
+            bits = builder.zext(builder.bitcast(is_set, ir.IntType(LANES)), _WORD)
+            word = builder.or_(word, builder.shl(bits, ir.Constant(_WORD, at)))
+            z = builder.add(z, next_lanes)
+        return word
+
+    return types.uint64(types.uint64, types.uint64, types.uint64), codegen
+
+
 @intrinsic
 def _store_hashes(typingctx, tiles, at, first, row_step):
     """tiles[at + t] = mix(first + t * row_step) for the eight lanes t."""
 
     def codegen(context, builder, signature, args):
         tiles_value, at_value, first_value, step_value = args
-
-        def spread(value):
-            one = builder.insert_element(
-                ir.Constant(_VECTOR, ir.Undefined), value, ir.Constant(ir.IntType(32), 0)
-            )
-            return builder.shuffle_vector(
-                one, one, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-            )
-
-        lanes = ir.Constant(_VECTOR, list(range(LANES)))
-        z = builder.add(spread(first_value), builder.mul(spread(step_value), lanes))
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            z = builder.mul(builder.xor(z, builder.lshr(z, _splat(shift))), _splat(factor))
-        z = builder.xor(z, builder.lshr(z, _splat(31)))
+        z = _mix(builder, _counters(builder, first_value, step_value))
         builder.store(z, _vector_at(context, builder, tiles, tiles_value, at_value), align=8)
         return context.get_dummy_value()
 

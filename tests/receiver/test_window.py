@@ -136,6 +136,14 @@ def test_only_new_gaps_are_asked_for_meanwhile() -> None:
     assert asked_for(window, 0.003) == [3, 4, 6]
 
 
+def test_gaps_at_the_end_are_asked_for_without_waiting_for_more() -> None:
+    window = new_window(1024)
+    take(window, 0, 2)
+    assert asked_for(window, 0.0) == [1]
+    take(window, *range(3, END - 1), END)
+    assert asked_for(window, 0.0001) == [END - 1]
+
+
 def test_every_frame_is_added_once() -> None:
     window = new_window()
     assert take(window, 0, 2, 2, 1, 0, 1) == [0, 2, 1]

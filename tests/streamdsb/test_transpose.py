@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numba import njit
 
 from streamdsb.hashing import A
-from streamdsb.transpose import hash_tiles, new_tile_sets, transpose_tiles, transpose_tiles_into
+from streamdsb.transpose import hash_bits, hash_tiles, new_tile_sets, transpose_tiles, transpose_tiles_into
 from validation.oracle import hash_words
 
 
@@ -80,3 +82,16 @@ def test_a_transpose_is_written_into_its_rows_and_nowhere_else(at: int, row_word
 
 def test_tile_sets_start_on_a_cache_line() -> None:
     assert all(_address(count) % 64 == 0 for count in (1, 2, 3, 8))
+
+
+@njit
+def _hash_bits(first: np.uint64, step: np.uint64, bit: np.uint64) -> np.uint64:
+    return hash_bits(first, step, bit)
+
+
+@given(key=st.integers(0, 2**64 - 1), bit=st.integers(0, 63))
+@settings(deadline=None)
+def test_a_word_of_bits_is_that_of_64_hashes(key: int, bit: int) -> None:
+    found = int(_hash_bits(np.uint64(key), A, np.uint64(1 << bit)))
+    hashes = hash_words(key, np.arange(64, dtype=np.uint64), np.zeros(64, np.uint64))
+    assert found == sum((int(hashed) >> bit & 1) << k for k, hashed in enumerate(hashes))
