@@ -84,10 +84,10 @@ class CardLoop:
         self.repairs = Repairs(self.layout, 1, self.generator, self.ring.lines, window)
 
     def __enter__(self) -> CardLoop:
-        self.ring.start(self._beside)
         self.receiver.start()
         with self.ring.on_sender():
             self.generator.start()
+        self.ring.start(self._beside)
         return self
 
     def __exit__(

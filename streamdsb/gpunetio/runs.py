@@ -43,12 +43,6 @@ class CardCudaReceiver(CudaReceiver):
     ) -> None:
         super().__init__(config, run, field, ring, [], cancelled, first_pass, answers)
         self._card = ring
-        self._beside = shared_memory(config.solver.replicas)
-
-    def start(self) -> None:
-        if isinstance(self._card, SoftwareRing):
-            self._card.start(self._beside)
-        super().start()
 
     def stop(self) -> None:
         super().stop()
@@ -71,6 +65,11 @@ class CardGeneratorEngine(CudaGeneratorEngine):
         finally:
             if isinstance(self._ring, CardSender):
                 self._ring.free()
+
+    def _start(self) -> None:
+        super()._start()
+        if isinstance(self._ring, SoftwareRing):
+            self._ring.start(shared_memory(self._config.solver.replicas))
 
     def _look_up(self, pass_index: int, passes: int) -> None:
         if isinstance(self._ring, CardSender):

@@ -6,7 +6,6 @@ loses, repeats and delays frames at chosen rates, and drops those that the recei
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -47,8 +46,10 @@ JOB = np.dtype([("wires", "u8"), ("stop", "u8"), ("stopped", "u8"), ("wire", _WI
 """struct Job of gpunetio_wire.cu."""
 
 _DESCRIPTOR_BYTES = 64
-_THREADS = 256
-_BLOCKS_A_QUEUE = 4
+_THREADS = 128
+"""As many as find registers beside a block of the receive and one of the generate kernel."""
+
+_BLOCKS_A_QUEUE = 8
 _STRIDES = 64
 """Slots that go back to the card together."""
 
@@ -114,6 +115,7 @@ class SoftwareRing:
             self._job = self._make_job(faults or LinkFaults())
             self._kernel = cuda.load("gpunetio_wire.cu", "wire")
             self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._is_on = False
 
     def on_sender(self) -> AbstractContextManager[object]:
         """Within it, the device of sender and card is current."""
@@ -178,22 +180,24 @@ class SoftwareRing:
         )
 
     def start(self, beside: int | None) -> None:
-        """Switch the card on, before the kernels that use it: its blocks have to be resident.
+        """Switch the card on, after the kernels that use it: all their blocks have to be resident.
 
-        beside: shared memory of a multiprocessor, in bytes, that those kernels asked for, or None; a kernel
-        that asks for another division of the L1 waits for the end of the card's.
+        Launched before them, it keeps blocks of theirs off its multiprocessors, and none of a later kernel
+        starts before all of an earlier one have.  beside: shared memory of a multiprocessor, in bytes, that
+        those kernels asked for, or None; the card's waits for their end if it asks for another division of
+        the L1.
         """
         if beside is not None:
             with self.on_sender():
                 cuda.carve_out(self._kernel, beside)
-        gc.collect()  # freeing device memory would wait for this kernel's end
         with self.on_sender(), self._stream:
             self._kernel((_BLOCKS_A_QUEUE * self.queues,), (_THREADS,), (self._job,))
+        self._is_on = True
 
     def check(self) -> None:
         """RunFailed if a kernel reported a fault of the card, or the card itself has ended."""
         check_faults(self._faults["fault"][: self.queues])
-        if cuda.check_stream(self._stream, "the software card"):
+        if self._is_on and cuda.check_stream(self._stream, "the software card"):
             raise RunFailed("the software card ended by itself")
 
     def stop(self) -> None:

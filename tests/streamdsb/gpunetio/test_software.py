@@ -62,8 +62,8 @@ class CardLoop(lossy_loop.LossyLoop):
     ring: SoftwareRing
 
     def __enter__(self) -> CardLoop:
-        self.ring.start(shared_memory(self.layout.replicas))
         super().__enter__()
+        self.ring.start(shared_memory(self.layout.replicas))
         return self
 
     def __exit__(
