@@ -61,6 +61,9 @@ _STATE_BYTES = 4096
 _BLOCKED = 12
 """Where this word of the kernel's State is."""
 
+_FEWEST_BLOCKS = 3
+"""One each to talk to the host, to make again what got lost, and to send."""
+
 _BLOCKS_A_REPAIRER = 8
 """One block of so many does nothing but make again what got lost."""
 
@@ -118,7 +121,7 @@ class GenerateKernel:
         job["run"] = run
         job["ethertype"] = ETHERTYPE_FIELD
         job["control"], job["state"] = self._control.address, self._state.data.ptr
-        self._blocks = cuda.multiprocessors()
+        self._blocks = max(cuda.multiprocessors() - ring.spared, _FEWEST_BLOCKS)
         self._made = None
         if ring.window:
             job["repairers"] = repairers = max(self._blocks // _BLOCKS_A_REPAIRER, 1)

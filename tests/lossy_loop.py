@@ -90,6 +90,11 @@ class LossyLoop:
         finally:
             self.receiver.stop()
 
+    def look_up(self) -> None:
+        """Raise if something has gone wrong."""
+        self.receiver.check()
+        assert not self.generator.ended
+
     def record(self, k: int, timeout_s: float = 20.0) -> str:
         """Pass k from its release to its line of records.jsonl."""
         passes = k - self.first_pass + 1
@@ -98,8 +103,7 @@ class LossyLoop:
         self.generator.release(passes)
         deadline = time.monotonic() + timeout_s
         while self.receiver.drained < passes or not self.repairs.complete:
-            self.receiver.check()
-            assert not self.generator.ended
+            self.look_up()
             self.intake.step(self.receiver, passes)
             self.repairs.step(time.monotonic())
             assert time.monotonic() < deadline, self.receiver.describe()

@@ -43,6 +43,7 @@ class _CardEnd:
     fields = GPUNETIO_QUEUE
     is_here = False
     """The other end is another process, which allocates its own."""
+    spared = 0
 
     def __init__(self, card: Card, queues: int, window: int, places: int) -> None:
         self.queues = queues

@@ -46,10 +46,11 @@ JOB = np.dtype([("wires", "u8"), ("stop", "u8"), ("stopped", "u8"), ("wire", _WI
 """struct Job of gpunetio_wire.cu."""
 
 _DESCRIPTOR_BYTES = 64
-_THREADS = 128
-"""As many as find registers beside a block of the receive and one of the generate kernel."""
+_THREADS = 256
+_BLOCKS_A_QUEUE = 4
+_BLOCKS_A_MULTIPROCESSOR = 2
+"""As many as find registers and shared memory beside a block of the receive kernel."""
 
-_BLOCKS_A_QUEUE = 8
 _STRIDES = 64
 """Slots that go back to the card together."""
 
@@ -116,6 +117,7 @@ class SoftwareRing:
             self._kernel = cuda.load("gpunetio_wire.cu", "wire")
             self._stream = cupy.cuda.Stream(non_blocking=True)
         self._is_on = False
+        self.spared = _BLOCKS_A_QUEUE * queues // _BLOCKS_A_MULTIPROCESSOR
 
     def on_sender(self) -> AbstractContextManager[object]:
         """Within it, the device of sender and card is current."""

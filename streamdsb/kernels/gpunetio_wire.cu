@@ -126,7 +126,7 @@ __device__ void notify(Wire& wire, const Chunk& chunk) {
     store_release(&wire.finished, chunk.number + 1);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 12) wire(Job* job) {
+extern "C" __global__ void __launch_bounds__(256, 6) wire(Job* job) {
     __shared__ Chunk chunk;
     __shared__ bool taken, stopped;
     Wire& mine = job->wire[blockIdx.x % job->wires];

@@ -49,6 +49,7 @@ class FaultyRing:
     kind = "FaultyQueue"
     fields = FAULTY_QUEUE
     is_here = True
+    spared = 0
 
     def __init__(
         self, queues: int, slots: int, window: int, faults: Faults | None = None, places: int = 32

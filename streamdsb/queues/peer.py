@@ -39,6 +39,8 @@ class DeviceRing(Protocol):
     queues: int
     places: int
     """Times 64 slots that a queue has."""
+    spared: int
+    """Multiprocessors of the sender's device that its kernel leaves to another one."""
     receiving: threading.Event
     """Set once the receive kernel runs, for a generator in the same process."""
 
@@ -64,6 +66,7 @@ class PeerRing:
     fields = PEER_QUEUE
     window = 0
     """Frames that may be on the way; what is not lossy needs no such bound."""
+    spared = 0
 
     _here: ClassVar[WeakValueDictionary[int, PeerRing]] = WeakValueDictionary()
     """Rings that this process allocated, by address: IPC does not open memory where it was allocated."""
