@@ -1,4 +1,4 @@
-"""Tests that need devices are skipped, saying why, where there are none."""
+"""Tests that need devices are skipped, saying why, where there are none; some tests never run at once."""
 
 import importlib.util
 from functools import cache
@@ -16,6 +16,14 @@ def _devices() -> tuple[int, str]:
         return device_count(), ""
     except UserError as error:
         return 0, f" ({error})"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several workers, one runs all that share a GPU, spin in MPI, or wait for processes to end."""
+    for item in items:
+        if any(item.get_closest_marker(name) for name in ("gpu", "mpi", "processes")):
+            item.add_marker(pytest.mark.xdist_group("one at a time"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

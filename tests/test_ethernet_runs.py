@@ -24,6 +24,8 @@ from tests.harness import (
 )
 from tests.impaired_link import INTERFACE, ImpairedLink
 
+pytestmark = pytest.mark.processes
+
 
 def over(generator: str | None, receiver: str | None, **sections: object) -> Config:
     """A run from one interface to the other."""

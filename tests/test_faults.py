@@ -23,6 +23,8 @@ from tests.harness import (
     written_config,
 )
 
+pytestmark = pytest.mark.processes
+
 LONG_RUN = config_of(n=5000, replicas=2, updates=500)
 LAST_PASS = LONG_RUN.solver.updates
 

@@ -13,6 +13,8 @@ from streamdsb.links import TOKEN_VARIABLE
 from tests.harness import HANG_S, config_of, expected_records, run_in_threads, start_command, written_config
 from tests.impaired_link import INTERFACE, Counts, Host, ImpairedLink
 
+pytestmark = pytest.mark.processes
+
 PORT = 7000
 INTERFACES = {"interface": INTERFACE}
 TOKEN = {TOKEN_VARIABLE: "a token for tests"}

@@ -9,6 +9,8 @@ import pytest
 
 from tests.harness import Started, config_of, run_in_threads, sentence_of, started_run
 
+pytestmark = pytest.mark.processes
+
 RUN = config_of(n=5000, replicas=2, updates=200)
 END_S = 60.0
 

@@ -22,6 +22,8 @@ from tests.harness import (
     written_config,
 )
 
+pytestmark = pytest.mark.processes
+
 LONG_RUN = config_of(n=2000, replicas=3, updates=300, checkpoint={"every": 20})
 
 

@@ -27,6 +27,8 @@ from tests.harness import (
 )
 from validation import oracle
 
+pytestmark = pytest.mark.processes
+
 TOKEN = "correct horse battery staple"
 WITH_TOKEN = {"STREAMDSB_TOKEN": TOKEN}
 SMALL = config_of(n=500, updates=4, stream={"transport": "tcp"})

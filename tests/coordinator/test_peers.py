@@ -15,6 +15,8 @@ from streamdsb.channel import Channel
 from streamdsb.errors import Interrupted, RunFailed, UserError
 from streamdsb.messages import PROTOCOL, Failed, Hello, Listening, Resolved, Role, Saved, Stop
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize(
     ("number", "name"), [(9, "SIGKILL"), (signal.SIGRTMIN + 6, "SIGRTMIN+6"), (signal.SIGRTMIN, "SIGRTMIN")]

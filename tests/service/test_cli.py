@@ -13,6 +13,8 @@ from streamdsb import native
 from streamdsb.service.server import Server
 from validation import oracle_solve
 
+pytestmark = pytest.mark.processes
+
 COMMAND = [sys.executable, "-P", "-c", "from streamdsb.cli import main; main()"]
 
 

@@ -18,6 +18,8 @@ from streamdsb.service.server import Server
 from streamdsb.service.servers import make_server
 from validation import oracle_solve
 
+pytestmark = pytest.mark.processes
+
 VALUES = {Format.PM1: [-1, 1], Format.TERNARY: [-1, 0, 0, 1], Format.INT8: list(range(-128, 128))}
 
 

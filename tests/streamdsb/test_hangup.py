@@ -6,6 +6,10 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 SLOW_IMPORT = """
 import sys, time
 from streamdsb.hangup import exits_on_hangup

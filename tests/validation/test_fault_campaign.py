@@ -9,6 +9,8 @@ from click.testing import CliRunner
 
 from validation import fault_campaign
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_run_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fault_campaign, "KILLS_PER_RUN", 1)
