@@ -9,13 +9,15 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import streamdsb
+from streamdsb.cli_bench import bench, receiver_counts
 from streamdsb.errors import StreamdsbError, UserError
-from streamdsb.service.cli import bench_service, request, serve
+from streamdsb.service.cli import request, serve
 
 if TYPE_CHECKING:
     from streamdsb.communicator import Communicator
@@ -24,17 +26,29 @@ if TYPE_CHECKING:
 class _Commands(click.Group):
     """Turns the errors that streamdsb raises on purpose into one sentence and their exit status."""
 
+    _is_interrupted = False
+
     def invoke(self, ctx: click.Context) -> object:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # until a command does more about it
+            self._is_interrupted = False
+            signal.signal(signal.SIGTERM, self._interrupt)  # until a command does more about it
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, self._interrupt)
         try:
             return super().invoke(ctx)
-        except StreamdsbError as error:
+        except (Exception, KeyboardInterrupt) as error:
+            # while modules are imported, an interrupt can come out as any other exception
+            if self._is_interrupted or isinstance(error, KeyboardInterrupt):
+                click.echo("streamdsb: interrupted", err=True)
+                sys.exit(130)
+            if not isinstance(error, StreamdsbError):
+                raise
             click.echo(f"streamdsb: {error}", err=True)
             sys.exit(error.exit_status)
-        except KeyboardInterrupt:
-            click.echo("streamdsb: interrupted", err=True)
-            sys.exit(130)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._is_interrupted = True
+        signal.default_int_handler(number, frame)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -267,7 +281,7 @@ def plan(
     from coordinator.scaling_plot import plot_scaling
     from streamdsb.config import load_config
 
-    counts = [] if receivers is None else _counts(receivers)
+    counts = [] if receivers is None else receiver_counts(receivers)
     if picture is not None and not counts:
         raise UserError(f"--plot {picture} draws the table of --receivers; say for which, such as 1,2,4")
     loaded = with_known_n(load_config(config, settings))
@@ -280,15 +294,6 @@ def plan(
         if picture is not None:
             plot_scaling(loaded.layout, counts, network, picture)
             click.echo(picture)
-
-
-def _counts(text: str) -> list[int]:
-    from streamdsb.layout import MAX_RECEIVERS
-
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and len(part) < 10 and 1 <= int(part) <= MAX_RECEIVERS for part in parts):
-        raise UserError(f"--receivers {text}: expected numbers from 1 to {MAX_RECEIVERS} such as 1,2,4")
-    return [int(part) for part in parts]
 
 
 @main.command()
@@ -345,85 +350,4 @@ def doctor(gpunetio: bool, nic: str | None, gpu: str | None) -> None:
 
 main.add_command(serve)
 main.add_command(request)
-
-
-@main.group()
-def bench() -> None:
-    """Measure the parts of streamdsb on this machine, beside their ceilings."""
-
-
-bench.add_command(bench_service)
-
-
-@bench.command()
-@click.option("--n", type=click.IntRange(64, 10_000_000), default=100_000, show_default=True)
-@click.option(
-    "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
-)
-def pipeline(n: int, output: Path | None) -> None:
-    """Synthesis, symmetry check, accumulation and queue alone, and the whole pipeline, on the CPU."""
-    from validation.bench_pipeline import main as measure
-
-    measure(n, output)
-
-
-@bench.command()
-@click.option("--n", type=click.IntRange(64, 1_000_000), default=40_000, show_default=True)
-@click.option(
-    "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
-)
-def links(n: int, output: Path | None) -> None:
-    """Passes over UDP, undisturbed and with losses, beside a plain sender of the same frames."""
-    from validation.bench_links import main as measure
-
-    measure(n, output)
-
-
-@bench.command()
-@click.option(
-    "--only",
-    default="accumulate,synthesize,run,host,peer",
-    show_default=True,
-    help="Parts to measure; peer needs a second GPU.",
-)
-@click.option(
-    "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
-)
-def cuda(only: str, output: Path | None) -> None:
-    """Synthesis and accumulation alone, and whole passes, on one GPU and between two."""
-    from validation.bench_cuda import PARTS
-    from validation.bench_cuda import main as measure
-
-    parts = only.split(",")
-    if unknown := [part for part in parts if part not in PARTS]:
-        raise UserError(f"--only {unknown[0]}: the parts are {', '.join(PARTS)}")
-    measure(parts, output)
-
-
-@bench.command()
-@click.option("--n", type=click.IntRange(64, 100_000_000), default=10_000_000, show_default=True)
-@click.option("--replicas", type=click.IntRange(1, 1024), default=8, show_default=True)
-@click.option(
-    "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
-)
-@click.option("--gpu", "on_gpu", is_flag=True, help="Between GPUs, which the ranks of a host take in turn.")
-def exchange(n: int, replicas: int, output: Path | None, on_gpu: bool) -> None:
-    """Sign exchange between the ranks of an mpiexec: mpiexec -n 2 streamdsb bench exchange."""
-    from validation.bench_exchange import main as measure
-
-    measure(n, replicas, output, on_gpu)
-
-
-@bench.command()
-@click.option("--n", type=click.IntRange(64, 10_000_000), default=100_000, show_default=True)
-@click.option("--replicas", type=click.IntRange(1, 1024), default=8, show_default=True)
-@click.option("--receivers", default="1,2", show_default=True, metavar="G,G,...", help="How many, in turn.")
-@click.option(
-    "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
-)
-@click.option("--gpu", "on_gpu", is_flag=True, help="On this machine's GPUs instead of its cores.")
-def scaling(n: int, replicas: int, receivers: str, output: Path | None, on_gpu: bool) -> None:
-    """Passes with several receivers on this machine's cores, beside what the model of plan predicts."""
-    from validation.bench_scaling import main as measure
-
-    measure(n, replicas, _counts(receivers), output, on_gpu)
+main.add_command(bench)
