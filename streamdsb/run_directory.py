@@ -33,7 +33,9 @@ SUMMARY = "summary.json"
 BEST_SPINS = "best_spins.npy"
 FINAL_SPINS = "final_spins.npy"
 REPORT = "report.png"
-_ALL = (CONFIG, RECORDS, TIMINGS, SUMMARY, BEST_SPINS, FINAL_SPINS, REPORT)
+_FILES = (CONFIG, RECORDS, TIMINGS, SUMMARY, BEST_SPINS, FINAL_SPINS, REPORT)
+_ALL = (*_FILES, *(f".{name}.partial" for name in _FILES))
+"""Everything a run writes beside its checkpoints, also what a kill may leave half-written."""
 
 
 def record_line(pass_index: int, two_energy: Sequence[int], checksum: str) -> str:

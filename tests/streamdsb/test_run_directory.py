@@ -87,7 +87,10 @@ def test_overwriting_leaves_nothing_of_the_run_before(tmp_path: Path) -> None:
     first.append_record("old")
     first.write_summary({})
     first.close()
+    half_written = tmp_path / ".best_spins.npy.partial"  # by a process that was killed
+    half_written.touch()
     second = RunDirectory(tmp_path, overwrite=True)
+    assert not half_written.exists()
     second.append_record("new")
     second.close()
     assert (tmp_path / "records.jsonl").read_text() == "new\n"
