@@ -114,7 +114,11 @@ def request(
             f" transmit {reply.transmit_ns / 1000:.1f})"
         )
     if spins is not None:
-        np.save(spins, replies.spins[0] if count == 1 else replies.spins)
+        try:
+            with spins.open("wb") as file:
+                np.save(file, replies.spins[0] if count == 1 else replies.spins)
+        except OSError as error:
+            raise UserError(f"--spins {spins}: cannot be written ({error.strerror})") from None
         click.echo(f"spins written to {spins}")
 
 

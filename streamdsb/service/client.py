@@ -213,9 +213,19 @@ class Client:
         check_statuses(headers)
         return Replies(headers, spins_of(words[:, : -(-model.n // 32)], model.n), sent, received)
 
-    def submit(self, model: LoadedModel, h: Any = None, **parameters: Any) -> Future[Reply]:
+    def submit(
+        self,
+        model: LoadedModel,
+        h: Any = None,
+        *,
+        replicas: int = 8,
+        steps: int = 100,
+        seed: int = 0,
+        xi: float | None = None,
+        dt: float | None = None,
+    ) -> Future[Reply]:
         """`solve` without waiting; what is submitted meanwhile travels together."""
-        parameters = {"replicas": 8, "steps": 100, "seed": 0, "xi": None, "dt": None, **parameters}
+        parameters = (seed, replicas, steps, xi, dt)
         fields = None if h is None else check_field(h, model.n).reshape(1, model.n)
         future: Future[Reply] = Future()
         with self._starting:
@@ -236,10 +246,11 @@ class Client:
 
     def _answer_submitted(self, items: list[Any]) -> None:
         made, kept = [], []
-        for model, fields, parameters, future in items:
+        for model, fields, (seed, *parameters), future in items:
+            if not future.set_running_or_notify_cancel():
+                continue
             try:
-                values = (parameters[name] for name in ("replicas", "steps", "xi", "dt"))
-                made.append(self._frames(model, fields, [parameters["seed"]], *values)[0])
+                made.append(self._frames(model, fields, [seed], *parameters)[0])
                 kept.append((model, future))
             except Exception as error:
                 future.set_exception(error)
@@ -262,7 +273,7 @@ class Client:
                 check_statuses(headers[one])
                 spins = spins_of(words[one, : -(-model.n // 32)], model.n)
                 future.set_result(Replies(headers[one], spins, sent[one], received[one])[0])
-            except RequestRefused as error:
+            except Exception as error:
                 future.set_exception(error)
 
     def _frames(

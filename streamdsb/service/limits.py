@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 from streamdsb.errors import UserError
 
 HEADER_BYTES = 64
@@ -51,8 +53,16 @@ def max_replicas(n: int) -> int:
     return MAX_PAIRS // padded(n)
 
 
+def require_integers(**values: object) -> None:
+    """UserError, with its name, for a value that is no integer."""
+    for name, value in values.items():
+        if not isinstance(value, Integral):
+            raise UserError(f"{name} is {value!r}, but it should be an integer")
+
+
 def check_request(n: int, replicas: int, updates: int) -> None:
     """UserError, with the limit, if a request for n spins cannot have these replicas or updates."""
+    require_integers(replicas=replicas, steps=updates)
     if not 1 <= n <= MAX_PAIRS:
         raise UserError(f"n is {n}, but the service solves 1 to {MAX_PAIRS} spins")
     if not 1 <= replicas <= max_replicas(n):

@@ -35,6 +35,8 @@ class Quantized:
 
 
 def _floats(values: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    if np.asarray(values).dtype == bool:
+        raise UserError(f"{name} holds bool, but it should hold numbers; 2.0 * {name} - 1 has ±1")
     try:
         array = np.asarray(values, np.float64)
     except (TypeError, ValueError):

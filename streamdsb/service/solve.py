@@ -14,7 +14,7 @@ import numpy as np
 from streamdsb.errors import UserError
 from streamdsb.jit import compile_kernels
 from streamdsb.service import solve_cpu
-from streamdsb.service.limits import check_request
+from streamdsb.service.limits import check_request, require_integers
 from streamdsb.service.messages import check_field, spins_of
 from streamdsb.service.models import Model, default_xi, pack, unpack
 from streamdsb.service.quantize import Quantized, ising_of_qubo, quantize
@@ -77,6 +77,7 @@ def check_gain(name: str, value: float | None) -> float:
 
 def check_seed(seed: int) -> int:
     """A seed of 64 bits; UserError otherwise."""
+    require_integers(seed=seed)
     if not 0 <= seed < 2**64:
         raise UserError(f"seed is {seed}, but it should be an integer from 0 to 2**64 - 1")
     return seed

@@ -70,3 +70,8 @@ def test_a_small_qubo_is_solved() -> None:
 def test_what_cannot_be_quantized(J: list[list[float]], h: list[float] | None, words: str) -> None:  # noqa: N803
     with pytest.raises(UserError, match=words):
         quantize(J, h)
+
+
+def test_bool_is_not_taken_for_0_and_1() -> None:
+    with pytest.raises(UserError, match="J holds bool"):
+        quantize(np.zeros((2, 2), bool))

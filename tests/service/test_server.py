@@ -368,3 +368,22 @@ def test_an_answer_that_takes_longer_than_a_retransmission_is_taken(client: Clie
         replies = hasty.solve_many(model, seeds=range(2), replicas=32, steps=3000, window=2)
     assert (replies.headers["status"] == Status.OK).all()
     assert replies.two_energy[1] == client.solve(model, replicas=32, steps=3000, seed=1).two_energy
+
+
+def test_cancelled_requests_disturb_no_others(server: Server) -> None:
+    with Client(server.address) as client:
+        model = client.load(np.array([[0, 1], [1, 0]], np.int8))
+        futures = [client.submit(model, seed=seed) for seed in range(100)]
+        cancelled = [future for future in futures[50:] if future.cancel()]
+        assert client.submit(model, seed=5).result(timeout=10).two_energy == -2
+        for future in set(futures) - set(cancelled):
+            assert future.result(timeout=10).two_energy == -2
+
+
+def test_parameters_that_there_are_not_are_refused(server: Server) -> None:
+    with Client(server.address) as client:
+        model = client.load(np.array([[0, 1], [1, 0]], np.int8))
+        with pytest.raises(TypeError, match="stepz"):
+            client.submit(model, stepz=3)
+        with pytest.raises(UserError, match=r"^steps is 10\.5, but it should be an integer$"):
+            client.submit(model, steps=10.5).result(timeout=10)
