@@ -125,7 +125,7 @@ def coordinate(
         display.say(f"the others need this token: export {TOKEN_VARIABLE}={token}")
     check_free(out, overwrite)
     run = _Run(config, display, lambda: RunDirectory(out, overwrite))
-    return run.lead(lambda peers: admit_peers(peers, display, host, port, token))
+    return run.lead(lambda peers: admit_peers(peers, display, host, port, token, config))
 
 
 class _Run:

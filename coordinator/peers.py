@@ -88,6 +88,12 @@ class TurnedAway(BaseModel):
     reason: str
 
 
+class Left(BaseModel):
+    """Somebody who had joined and went again before the run began."""
+
+    reason: str
+
+
 @dataclass(frozen=True)
 class _Event:
     peer: Peer | None
@@ -107,7 +113,7 @@ class Peers:
         self.trouble = trouble or threading.Event()
         """Set once anybody has failed or the user wants an end, for waits that do not go through `next`."""
         self.admits = False
-        """True while newcomers are heard; whoever comes later is sent away without a word to the others."""
+        """True while newcomers are heard, and members may leave; whoever comes later is sent away."""
 
     def add(self, peer: Peer) -> None:
         """Begin to listen to `peer`."""
@@ -181,6 +187,8 @@ class Peers:
                     continue
                 raise RunFailed(f"waited {timeout_s:g} s for {waiting_for}") from None
             if isinstance(event.message, StreamdsbError | Failed):
+                if self.admits and event.peer is not None:
+                    return event.peer, self._dismiss(event.peer, event), b""
                 if not self._puts_off(event):
                     raise self._cause(event)
                 if self._held is None:
@@ -190,6 +198,11 @@ class Peers:
                 return event.peer, event.message, event.data
             if event.peer is not None:
                 event.peer.turn_away("the run has begun without this process")
+
+    def _dismiss(self, peer: Peer, event: _Event) -> Left:
+        self.members.remove(peer)
+        peer.channel.close()
+        return Left(reason=str(_error_of(event)))
 
     def _puts_off(self, event: _Event) -> bool:
         if self._patient_with is None:
@@ -202,14 +215,18 @@ class Peers:
         try:
             while True:
                 message, data = peer.channel.receive()
-                self._events.put(_Event(peer, message, data))
                 if isinstance(message, Failed):
-                    self.trouble.set()
-                if isinstance(message, Farewell):
+                    self._note_trouble()
+                self._events.put(_Event(peer, message, data))
+                if isinstance(message, Failed | Farewell):
                     return
         except Exception as error:
             failure = error if isinstance(error, StreamdsbError) else RunFailed(f"{peer.name}: {error!r}")
+            self._note_trouble()
             self._events.put(_Event(peer, failure))
+
+    def _note_trouble(self) -> None:
+        if not self.admits:
             self.trouble.set()
 
     def cause_of(self, consequence: StreamdsbError) -> StreamdsbError:

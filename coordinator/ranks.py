@@ -147,7 +147,7 @@ def _find_supply(
         return GeneratorInside(device)
     if not partition.served:
         return GeneratorBeside(config)
-    supply = GeneratingRank(token) if ranks.rank < len(partition.rows) else None
+    supply = GeneratingRank(config, token) if ranks.rank < len(partition.rows) else None
     ports = ranks.gather(supply.port if supply else 0)
     if served := partition.served_by(ranks.rank):
         addresses = {

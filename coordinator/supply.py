@@ -56,7 +56,8 @@ class GeneratorBeside:
 class GeneratingRank:
     """Another rank, which connects to this one; its queues are as networked as it is."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, config: Config, token: str) -> None:
+        self._config = config
         self._token = token
         self._server = listen("0.0.0.0", 0)
 
@@ -68,7 +69,7 @@ class GeneratingRank:
 
     def join(self, peers: Peers, display: Display) -> None:
         with self._server:
-            admit(["generator"], peers, display, self._server, self._token, _JOIN_TIMEOUT_S)
+            admit(["generator"], peers, display, self._server, self._token, _JOIN_TIMEOUT_S, self._config)
 
     def open_queues(self, config: Config, run: int, peers: Peers) -> list[FrameReceiver]:
         host = peers.members[0].own_host

@@ -11,6 +11,7 @@ from pathlib import Path
 from streamdsb.channel import prove_token
 from streamdsb.config import load_config_for_apart
 from streamdsb.links import TOKEN_VARIABLE, connect, parse_address, token_from_environment
+from streamdsb.messages import Expectation
 
 JOIN_PATIENCE_S = 60.0
 """How long a worker waits for a coordinator that does not listen yet."""
@@ -29,7 +30,7 @@ class Origin:
     """(ring, doorbell) descriptors of the queues in shared memory."""
     is_remote: bool = False
     """True if this process was started apart and tells its user itself how it ended."""
-    expected: Path | None = None
+    expected: Expectation | None = None
     """A configuration that the coordinator's has to agree with."""
 
 
@@ -49,8 +50,9 @@ def inherited_origin(arguments: list[str]) -> Origin:
 def remote_origin(address: str, data_host: str | None = None, expected: Path | None = None) -> Origin:
     """The origin of a process that joins over TCP; raises UserError if it cannot."""
     token = token_from_environment()
+    insists: Expectation | None = None
     if expected is not None:
-        load_config_for_apart(expected)  # what is wrong with it should not end a run that has begun
+        insists = Expectation(path=str(expected), config=load_config_for_apart(expected).model_dump())
     host, port = parse_address(address)
     connection = connect(host, port, "coordinator", JOIN_PATIENCE_S)
     prove_token(connection, token, f"the coordinator at {address}", asking=True)
@@ -61,5 +63,5 @@ def remote_origin(address: str, data_host: str | None = None, expected: Path | N
         token,
         data_host or own_host,
         is_remote=True,
-        expected=expected,
+        expected=insists,
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 Role = Literal["generator", "receiver"]
 Natural = Annotated[int, Field(ge=0)]
@@ -17,6 +17,13 @@ Natural = Annotated[int, Field(ge=0)]
 
 class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Expectation(_Message):
+    """The configuration that a process was told to insist on, and the file that says so."""
+
+    path: str
+    config: dict[str, Any]
 
 
 class Hello(_Message):
@@ -28,6 +35,7 @@ class Hello(_Message):
     version: str
     pid: int
     host: str
+    expected: Expectation | None = None
 
 
 class Welcome(_Message):

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
 import streamdsb
 from streamdsb.channel import Channel, PeerGone
-from streamdsb.config import Config, load_config_for_apart, make_config
+from streamdsb.config import Config, make_config
 from streamdsb.errors import Cancelled, Interrupted, RunFailed, StreamdsbError, UserError
 from streamdsb.join import Origin
 from streamdsb.layout import MAX_N
@@ -132,7 +131,7 @@ class Membership:
 
 
 def say_hello(role: Role, origin: Origin, control: Control) -> Membership:
-    """Introduce this process; raises UserError if the coordinator refuses it or its configuration differs."""
+    """Introduce this process; raises UserError if the coordinator refuses it, or what it expects."""
     control.send(
         Hello(
             role=role,
@@ -140,31 +139,14 @@ def say_hello(role: Role, origin: Origin, control: Control) -> Membership:
             version=streamdsb.__version__,
             pid=os.getpid(),
             host=socket.gethostname(),
+            expected=origin.expected,
         )
     )
     welcome, _ = control.expect(Welcome)
     config = make_config(welcome.config, "the coordinator's configuration")
     if config.digest() != welcome.digest:
         raise UserError(f"{control.peer} and this {role} understand the configuration differently")
-    if origin.expected is not None:
-        _require_same(load_config_for_apart(origin.expected), config, origin.expected, role)
     return Membership(welcome.run, config)
-
-
-def _require_same(own: Config, theirs: Config, path: Path, role: Role) -> None:
-    ours, others = own.model_dump(), theirs.model_dump()
-    for problem in (ours["problem"], others["problem"]):
-        # files that only others open may lie elsewhere on this machine
-        for key in ("field",) if role == "generator" else ("field", "path"):
-            problem[key] = problem[key] and Path(problem[key]).name
-    for section, values in ours.items():
-        # the key `receivers` stands at the top and has no section
-        keys = values if isinstance(values, dict) else {}
-        for key, value in keys.items():
-            if value != others[section][key]:
-                raise UserError(
-                    f"{path}: {section}.{key} is {value!r}, but the coordinator has {others[section][key]!r}"
-                )
 
 
 def shortest_time(work: Callable[[], None]) -> float:

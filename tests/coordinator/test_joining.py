@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -84,6 +85,11 @@ class Party:
         assert coordinator.returncode == 0, err
         assert (self.out / "records.jsonl").read_text() == expected_records(self.config)
         return err
+
+
+def wait_for_line(file: IO[str], words: str) -> None:
+    """Read lines of a command that still runs, up to the one with these words."""
+    assert any(words in line for line in iter(file.readline, "")), f"no line says {words!r}"
 
 
 @contextmanager
@@ -227,17 +233,37 @@ def test_strangers_who_come_in_the_middle_of_a_run_do_not_end_it(tmp_path: Path)
         assert coordinator.returncode == 0, err
 
 
-def test_a_configuration_that_differs_is_named(party: Party, tmp_path: Path) -> None:
+def test_a_configuration_that_differs_is_named_and_costs_nobody_else_anything(
+    party: Party, tmp_path: Path
+) -> None:
     coordinator = party.start("coordinate")
     other = tmp_path / "other.yaml"
     other.write_text(SMALL.to_yaml().replace("updates: 4", "updates: 5"))
+    expecting = ("generate", "--connect", party.address, "--expect", other)
+    refused = start_command(*expecting, environment=WITH_TOKEN)
+    party.commands.append(refused)
+    _, err = refused.communicate(timeout=HANG_S)
+    assert refused.returncode == 2
+    assert sentence_of(err) == f"streamdsb: {other}: solver.updates is 5, but the coordinator has 4"
     party.start("receive")
-    party.commands.append(
-        start_command("generate", "--connect", party.address, "--expect", other, environment=WITH_TOKEN)
-    )
-    _, err = coordinator.communicate(timeout=HANG_S)
-    assert coordinator.returncode == 2
-    assert "solver.updates is 5, but the coordinator has 4" in sentence_of(err)
+    party.start("generate")
+    assert "turned away: " in party.assert_completes(coordinator)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_who_leaves_before_the_run_begins_may_be_followed_by_another(
+    party: Party, number: signal.Signals
+) -> None:
+    coordinator = party.start("coordinate")
+    leaver = party.start("generate")
+    assert coordinator.stderr is not None
+    wait_for_line(coordinator.stderr, "has joined")
+    leaver.send_signal(number)
+    leaver.wait(timeout=HANG_S)
+    wait_for_line(coordinator.stderr, "left again: ")
+    party.start("generate")
+    party.start("receive")
+    party.assert_completes(coordinator)
 
 
 @pytest.mark.parametrize("transport", ["shm", "udp"])
