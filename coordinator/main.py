@@ -51,7 +51,8 @@ class RunResult:
     records: list[dict[str, Any]]
     """The lines of records.jsonl."""
     summary: dict[str, Any]
-    directory: Path
+    directory: Path | None
+    """The run directory; None if it was not kept."""
 
 
 def run_here(config: Config, out: Path, overwrite: bool, display: Display) -> RunResult:

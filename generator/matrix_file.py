@@ -180,7 +180,7 @@ def _open_shards(path: Path) -> list[_Shard]:
 def _map_entries(file: Path) -> np.ndarray:
     entries = load_npy(file, _KEY)
     if entries.ndim != 2 or not all(entries.shape):
-        raise UserError(f"{_KEY} {file}: shape {entries.shape}, but a matrix with two dimensions is needed")
+        raise UserError(f"{_KEY} {file}: shape {entries.shape}, but (rows, columns) of at least 1 is needed")
     if entries.dtype not in (np.int8, np.bool_, np.uint8):
         raise UserError(f"{_KEY} {file}: dtype {entries.dtype}, but {_KINDS} is needed")
     return entries

@@ -114,6 +114,8 @@ class PythonCouplings:
             raise UserError(
                 f"{self._where}: the object's n is {n!r}, but it should be an integer from 1 to {MAX_N}"
             )
+        if not callable(getattr(self._source, "fill", None)):
+            raise UserError(f"{self._where}: the object has no method fill(rows, column_block, out)")
         self.n = int(n)
 
     def fill(self, rows: RowRange, column_block: int, out: np.ndarray) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 import tempfile
@@ -30,7 +31,7 @@ def run(
     progress: show on standard error what `streamdsb run` shows.
 
     Returns a RunResult: energies int64 (K + 1, B) of 2E in each pass, spins int8 (n,) of ±1 with the
-    lowest energy of the run, records (the lines of records.jsonl), summary, directory.
+    lowest energy of the run, records (the lines of records.jsonl), summary, directory (None without out).
     Raises UserError for what cannot be run and RunFailed for a run that did not finish.
     """
     _import_packages()
@@ -45,7 +46,8 @@ def run(
     if out is not None:
         return run_here(config, Path(out), overwrite, display)
     with tempfile.TemporaryDirectory(prefix="streamdsb-") as folder:
-        return run_here(config, Path(folder) / "run", overwrite, display)
+        result = run_here(config, Path(folder) / "run", overwrite, display)
+    return dataclasses.replace(result, directory=None)
 
 
 def _import_packages() -> None:

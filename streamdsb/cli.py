@@ -10,12 +10,13 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 import streamdsb
 from streamdsb.cli_bench import bench, receiver_counts
+from streamdsb.cli_types import OutputFile, Positive
 from streamdsb.errors import StreamdsbError, UserError
 from streamdsb.service.cli import request, serve
 
@@ -70,17 +71,7 @@ _out = click.option(
 _overwrite = click.option("--overwrite", is_flag=True, help="Replace the run that --out holds.")
 
 
-class _Positive(click.FloatRange):
-    """A number that a model can divide by; NaN, which is in no range, is refused like what is outside."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
-        return (
-            number if number == number else self.fail(f"nan is not in {self._describe_range()}.", param, ctx)
-        )
-
-
-_positive = _Positive(1e-9, 1e15)
+_positive = Positive(1e-9, 1e15)
 
 
 def _host_and_port(_: click.Context, option: click.Parameter, address: str) -> str:
@@ -258,7 +249,7 @@ def receive(address: str, expect: Path | None, data_host: str | None) -> None:
 @click.option(
     "--plot",
     "picture",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     metavar="FILE.png",
     help="Also a picture of that table; needs '.[plot]'.",
 )
@@ -324,7 +315,7 @@ def compare(a: Path, b: Path) -> None:
 
 @main.command()
 @_run_directory
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="The PNG to write.")
+@click.option("--output", type=OutputFile(), help="The PNG to write.")
 def report(directory: Path, output: Path | None) -> None:
     """Plot a run: energies and rate against pass."""
     from validation.report import report as draw

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import click
 
+from streamdsb.cli_types import OutputFile
 from streamdsb.errors import UserError
 from streamdsb.service.cli import bench_service
 
-_json = click.option(
-    "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
-)
+_json = click.option("--json", "output", type=OutputFile(), help="Write the figures here.")
 
 
 def receiver_counts(text: str) -> list[int]:

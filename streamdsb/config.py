@@ -50,7 +50,12 @@ class _Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _read_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """For keys that take a float: whole numbers, and text such as 1e-3, no number in YAML 1.1."""
+        """NumPy's numbers as Python's; where a float is due, whole numbers and text such as 1e-3 too.
+
+        YAML 1.1 takes 1e-3 for text.
+        """
+        if isinstance(value, np.generic):
+            value = value.item()
         annotation = cls.model_fields[str(info.field_name)].annotation
         if annotation not in (float, float | None) or isinstance(value, bool):
             return value

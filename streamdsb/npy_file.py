@@ -11,11 +11,18 @@ from numpy.typing import NDArray
 
 from streamdsb.errors import UserError
 
+_MAGIC = (b"\x93NUMPY", b"PK\x03\x04")
+"""What a .npy and a .npz begin with."""
+
 
 def load_npy(path: Path, key: str = "") -> NDArray[Any]:
     """The array of a .npy, mapped and not loaded; raises UserError, beginning with `key`, if not."""
     where = f"{key} {path}".lstrip()
     try:
+        with path.open("rb") as file:
+            begins = file.read(6)
+        if not begins.startswith(_MAGIC):
+            raise UserError(f"{where}: not a .npy file, such as numpy.save writes")
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise UserError(f"{where} does not exist") from None

@@ -259,8 +259,9 @@ def _write_bursts(link: ShmLink) -> None:
 
 def _run(**sections: dict[str, Any]) -> RunResult:
     with tempfile.TemporaryDirectory() as folder:
-        result = run_here(make_config(sections), Path(folder) / "run", False, SilentDisplay())
-        timings = (result.directory / "timings.jsonl").read_text().splitlines()
+        directory = Path(folder) / "run"
+        result = run_here(make_config(sections), directory, False, SilentDisplay())
+        timings = (directory / "timings.jsonl").read_text().splitlines()
         result.summary["timings"] = [json.loads(line) for line in timings]
         return result
 

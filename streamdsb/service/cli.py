@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from streamdsb.cli_types import OutputFile, Positive
 from streamdsb.errors import UserError
 from streamdsb.service.limits import DEFAULT_PORT, SUMMARY
 
@@ -66,10 +67,8 @@ def _load_array(path: Path) -> Any:
 @click.option("--seed", default=0, show_default=True)
 @click.option("--xi", type=float, help="Coupling gain; 0.5 sqrt(n - 1) / ||J|| if absent.")
 @click.option("--dt", type=float, help="Time step; 1.0 if absent.")
-@click.option("--timeout", default=5.0, show_default=True, help="Seconds.")
-@click.option(
-    "--spins", type=click.Path(path_type=Path, dir_okay=False), help="Write the spins to this .npy."
-)
+@click.option("--timeout", type=Positive(1e-3, 86400), default=5.0, show_default=True, help="Seconds.")
+@click.option("--spins", type=OutputFile(), help="Write the spins to this .npy.")
 def request(
     couplings: Path,
     field: Path | None,
@@ -90,7 +89,9 @@ def request(
     import numpy as np
 
     from streamdsb.service.client import Client
+    from streamdsb.service.limits import check_request
     from streamdsb.service.quantize import quantize
+    from streamdsb.service.solve import check_gain, check_seed
 
     fields = None if field is None else _load_array(field)
     made = quantize(_load_array(couplings), fields)
@@ -99,6 +100,10 @@ def request(
             f"quantized with scale {made.scale:.6g}; largest error {made.coupling_error:.3g} in J,"
             f" {made.field_error:.3g} in h"
         )
+    check_request(len(made.couplings), replicas, steps)
+    check_seed(seed)
+    for name, gain in (("xi", xi), ("dt", dt)):
+        check_gain(name, gain)
     fields = None if fields is None else made.field.reshape(-1, len(made.couplings))
     count = 1 if fields is None else len(fields)
     with Client(address, timeout) as client:
@@ -148,12 +153,8 @@ def _rates(text: str) -> list[float]:
 @click.option("--rates", default="", help="Further arrivals a second of the open loop, e.g. 100000,600000.")
 @click.option("--requests", "count", default=10_000, show_default=True, help="Requests of each network run.")
 @click.option("--quick", is_flag=True, help="K = 100 alone in the kernel, and fewer replies checked.")
-@click.option(
-    "--json", "output", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here."
-)
-@click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw latency against load here."
-)
+@click.option("--json", "output", type=OutputFile(), help="Write the figures here.")
+@click.option("--plot", type=OutputFile(), help="Draw latency against load here.")
 def bench_service(
     only: str, servers: str, rates: str, count: int, quick: bool, output: Path | None, plot: Path | None
 ) -> None:

@@ -242,9 +242,9 @@ def _saved(path: Path, array: np.ndarray) -> str:
         ),
         (np.ones((3, 3), np.float64), "dtype float64, but int8 of ±1, bool"),
         (np.ones((3, 3), np.int16), "dtype int16, but int8 of ±1, bool"),
-        (np.ones(9, np.int8), r"shape (9,), but a matrix with two dimensions"),
-        (np.ones((2, 2, 2), np.int8), r"shape (2, 2, 2), but a matrix with two dimensions"),
-        (np.ones((0, 0), np.int8), r"shape (0, 0), but a matrix with two dimensions"),
+        (np.ones(9, np.int8), r"shape (9,), but (rows, columns) of at least 1"),
+        (np.ones((2, 2, 2), np.int8), r"shape (2, 2, 2), but (rows, columns) of at least 1"),
+        (np.ones((0, 0), np.int8), r"shape (0, 0), but (rows, columns) of at least 1"),
         (np.array([[print]], object), "cannot be read as .npy"),
     ],
     ids=lambda value: "" if isinstance(value, str) else f"{value.dtype}{value.shape}",
@@ -263,7 +263,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     assert "cannot be read" in _refusal(source="file", path="a\0b")
     assert "folder without .npy files" in _refusal(source="file", path=str(tmp_path))
     (tmp_path / "text.npy").write_text("+1 -1\n-1 +1\n")
-    assert "cannot be read as .npy" in _refusal(source="file", path=str(tmp_path / "text.npy"))
+    assert "text.npy: not a .npy file" in _refusal(source="file", path=str(tmp_path / "text.npy"))
     np.savez(tmp_path / "several.npz", np.ones((2, 2), np.int8))
     assert "several arrays" in _refusal(source="file", path=str(tmp_path / "several.npz"))
     whole = Path(_saved(tmp_path / "whole.npy", np.ones((100, 100), np.int8))).read_bytes()
@@ -327,6 +327,7 @@ def test_the_first_bad_entry_is_named_from_whatever_column_block_is_read(tmp_pat
         ),
         ("{folder}/mine.py:WithoutN", "the object's n is None"),
         ("{folder}/mine.py:NegativeN", "the object's n is -3"),
+        ("{folder}/mine.py:WithoutFill", "the object has no method fill(rows, column_block, out)"),
     ],
 )
 def test_python_sources_that_do_not_work(path: str, words: str, tmp_path: Path) -> None:
@@ -338,6 +339,7 @@ def test_python_sources_that_do_not_work(path: str, words: str, tmp_path: Path) 
         "import sys\n"
         "class Exits:\n    def __init__(self):\n        sys.exit(3)\n"
         "class AskedForN:\n    @property\n    def n(self):\n        return {}['n']\n"
+        "class WithoutFill: n = 3\n"
     )
     (tmp_path / "exits.py").write_text("import sys\nsys.exit('bye')\n")
     path = path.format(folder=tmp_path)
@@ -375,6 +377,7 @@ def test_a_python_source_that_fails_while_filling(statement: str, words: str, tm
 def test_a_python_source_takes_seed_and_n_only_if_it_wants_them(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "class Seeded:\n    def __init__(self, seed):\n        self.n = seed + 1\n"
+        "    def fill(self, rows, column_block, out): pass\n"
     )
     assert open_source(Problem(source="python", path=f"{tmp_path}/mine.py:Seeded", seed=6)).n == 7
     assert "problem.n is 9" in _refusal(source="python", path=f"{tmp_path}/mine.py:Seeded", seed=6, n=9)
@@ -393,5 +396,5 @@ def test_words_that_a_class_leaves_out_are_not_an_earlier_frames(tmp_path: Path)
 
 def test_an_empty_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "J.npy").write_bytes(b"")
-    with pytest.raises(UserError, match="cannot be read as"):
+    with pytest.raises(UserError, match=r"not a \.npy file"):
         open_source(Problem(source="file", path=str(tmp_path / "J.npy")))

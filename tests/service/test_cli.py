@@ -60,11 +60,16 @@ def test_request(server: Server, tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["request", "nosuch.npy"], "nosuch.npy: cannot be read"),
+        (["request", "{J}", "--to", "127.0.0.1:1", "--replicas", "0"], "replicas is 0"),
+        (["request", "{J}", "--to", "127.0.0.1:1", "--seed", "-1"], "seed is -1"),
+        (["request", "{J}", "--to", "127.0.0.1:1", "--dt", "0"], "dt is 0.0"),
         (["serve", "--set", "workers=0"], "workers is '0'"),
         (["serve", "--set", "server=fpga"], "server is 'fpga'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(arguments: list[str], words: str) -> None:
+def test_what_is_wrong_is_said_in_one_sentence(arguments: list[str], words: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "J.npy", 1 - np.eye(3, dtype=np.int8))
+    arguments = [argument.format(J=tmp_path / "J.npy") for argument in arguments]
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert words in done.stderr

@@ -30,7 +30,7 @@ def test_run_without_a_directory_leaves_none(tmp_path: Path, monkeypatch: pytest
     result = streamdsb.run({"problem": {"source": "mattis", "n": 200}, "solver": {"updates": 5}})
     assert result.energies.min() == -200 * 199
     assert list(tmp_path.iterdir()) == []
-    assert not result.directory.exists()
+    assert result.directory is None
 
 
 def test_run_from_a_thread(tmp_path: Path) -> None:

@@ -37,6 +37,15 @@ def test_defaults() -> None:
     assert (config.generator.threads, config.receiver.threads) == (1, 1)
 
 
+def test_numbers_of_numpy() -> None:
+    problem = {"source": "mattis", "n": np.int64(100), "seed": np.uint64(2**64 - 1)}
+    config = make_config({"problem": problem, "solver": {"dt": np.float32(0.5), "replicas": np.int16(3)}})
+    assert (config.n, config.problem.seed, config.solver.replicas) == (100, 2**64 - 1, 3)
+    assert config.solver.dt == 0.5
+    assert make_config(yaml.safe_load(config.to_yaml())) == config
+    assert "problem.n is" in _refusal({"problem": {"source": "mattis", "n": np.float64(1.5)}})
+
+
 def test_all_keys_that_scripts_rely_on(tmp_path: Path) -> None:
     config = load_config(
         _written(
