@@ -118,7 +118,13 @@ def coordinate(
     if not config.stream.is_networked:
         raise UserError(
             f"stream.transport is {config.stream.transport}, for the processes of one 'streamdsb run';"
-            " processes started apart need tcp, udp or ethernet"
+            " processes started apart need tcp, udp, ethernet or gpunetio"
+        )
+    if config.has_software_card:
+        raise UserError(
+            "generator.nic and receiver.nic are software, a card inside one process of 'streamdsb run';"
+            " processes started apart need the PCI addresses of network cards, or another stream.transport:"
+            " tcp, udp or ethernet"
         )
     given = os.environ.get(TOKEN_VARIABLE)
     token = given or secrets.token_hex(16)

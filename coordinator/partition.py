@@ -126,6 +126,11 @@ def _too_few(receivers: int, generators: int, size: int) -> str:
 def refuse_what_ranks_cannot(config: Config) -> None:
     """Raise UserError for keys that do not go with several receivers."""
     stream = config.stream
+    if stream.transport == "gpunetio":
+        raise UserError(
+            "stream.transport is gpunetio, which joins one generator to one receiver; ranks that mpiexec or"
+            " srun start take shm or peer, or tcp or udp with the key generators"
+        )
     if config.generators is None and stream.transport not in ("shm", "peer"):
         raise UserError(
             f"stream.transport is {stream.transport}, but receivers that mpiexec or srun start have their"

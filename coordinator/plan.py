@@ -39,7 +39,7 @@ class Plan:
         layout = config.layout
         ring = config.stream.queues * config.stream.ring_bytes
         on_gpu = config.receiver.backend == "cuda"
-        gpu_ring = config.stream.device_ring_mib << 20 if on_gpu else 0
+        gpu_ring = config.stream.device_ring_bytes if on_gpu else 0
         return cls(
             n=layout.n,
             replicas=layout.replicas,

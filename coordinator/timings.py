@@ -38,6 +38,7 @@ def timing(
         "rejected": sum(received.rejected.values()),
         "corrupt": received.rejected.get("corrupt", 0),
         "late": received.rejected.get("late", 0),
+        "overrun": received.rejected.get("overrun", 0),
         "resent": received.resent,
         "restarted": restarted,
     }

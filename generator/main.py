@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from generator import matrix_file, resend, symmetry, synthesize_cpu
 from generator.engine import GeneratorEngine
 from generator.source import open_source
 from streamdsb import frame, payload_checksum
 from streamdsb.config import Config
+from streamdsb.gpunetio.library import require_for
 from streamdsb.jit import compile_kernels
 from streamdsb.join import Origin
 from streamdsb.layout import RowRange
@@ -20,7 +23,7 @@ def work(origin: Origin, control: Control) -> None:
     """Be the generator of the run that `control` leads to, until it is over."""
     member = say_hello("generator", origin, control)
     if member.config.generator.backend == "cuda":
-        _work_on_gpu(member.config, member.run, control)
+        _work_on_gpu(member.config, member.run, origin, control)
         return
     kernels = [*frame.KERNELS, *shm.KERNELS, *synthesize_cpu.KERNELS, *symmetry.KERNELS, *matrix_file.KERNELS]
     if member.config.stream.is_lossy:
@@ -40,23 +43,41 @@ def work(origin: Origin, control: Control) -> None:
     GeneratorEngine(config, member.run, source, senders, control, rows).run()
 
 
-def _work_on_gpu(config: Config, run: int, control: Control) -> None:
+def _work_on_gpu(config: Config, run: int, origin: Origin, control: Control) -> None:
     from generator.engine_cuda import CudaGeneratorEngine
     from streamdsb import cuda
-    from streamdsb.gpunetio.library import refuse_run
     from streamdsb.queues.peer import PeerRing
 
-    if config.stream.transport == "gpunetio":
-        refuse_run(config.generator.nic or "")
+    over_cards = config.stream.transport == "gpunetio"
+    if over_cards:
+        require_for(config.generator.nic or "")
     control.send(Compiling(what="synthesis for the GPU"))
     cuda.use_device(config.generator.device)
     control.send(Opened(n=config.n))
     resolved, _ = control.expect(Resolved)
+    if over_cards:
+        _send_over_cards(config, run, resolved.first_pass, origin, control)
+        return
     ring = PeerRing.open(control.expect(DeviceRing)[0])
     try:
         CudaGeneratorEngine(config, run, ring, control, resolved.first_pass).run()
     finally:
         ring.close()
+
+
+def _send_over_cards(config: Config, run: int, first_pass: int, origin: Origin, control: Control) -> None:
+    from streamdsb.gpunetio.ends import FeedbackEnd
+    from streamdsb.gpunetio.runs import make_generator
+
+    listening, _ = control.expect(Listening)
+    lines = cast(
+        list[FeedbackEnd], connect_senders(config, run, listening.host, listening.port, origin.token)
+    )
+    try:
+        make_generator(config, run, lines, control, first_pass).run()
+    finally:
+        for line in lines:
+            line.close()
 
 
 def main(origin: Origin) -> int:

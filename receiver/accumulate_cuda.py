@@ -156,6 +156,7 @@ class ReceiveKernel:
         cuda.carve_out(self._kernel, shared_memory(layout.replicas))
         self._blocks = max(cuda.multiprocessors(), ring.queues + 1)
         self._windows = windows
+        self._is_lossy = windows is not None
         waiting = ring.places * BURST_FRAMES if windows is None else 64 * windows.words
         units = 1 << (ring.queues * waiting - 1).bit_length()
         self._units = cuda.zeros(units * UNIT_BYTES, np.uint8)
@@ -201,7 +202,7 @@ class ReceiveKernel:
     def counts(self) -> np.ndarray:
         """Frames by queue and `Count` since the start, int64 (queues, len(Count)); a copy."""
         counts: np.ndarray = self._control["counts"][: self._queues].astype(np.int64)
-        if self._windows is not None:  # accepted by their headers before their payloads were looked at
+        if self._is_lossy:  # accepted by their headers before their payloads were looked at
             counts[:, Count.ACCEPTED] -= counts[:, Count.CORRUPT]
         return counts
 

@@ -150,15 +150,19 @@ class CudaReceiver(Receiver):
 
 def device_bytes(config: Config) -> int:
     """GPU memory of the receiver: state, counts and ring."""
-    return config.layout.state_bytes + (config.stream.device_ring_mib << 20)
+    return config.layout.state_bytes + config.stream.device_ring_bytes
 
 
 def require_device_memory(config: Config) -> None:
     """Raise UserError if state and ring do not fit into the free memory of the current device."""
     needed, free = device_bytes(config), cuda.free_memory()
     if needed > free:
+        stream = config.stream
+        ring = f"stream.device_ring_mib = {stream.device_ring_mib}"
+        if stream.transport == "gpunetio":
+            ring = f"{stream.queues} queues of stream.slots = {stream.slots}"
         raise UserError(
             f"the receiver needs {needed / 1e9:.1f} GB of GPU memory for problem.n = {config.n},"
-            f" solver.replicas = {config.solver.replicas} and stream.device_ring_mib ="
-            f" {config.stream.device_ring_mib}, but {free / 1e9:.1f} GB are free; lower one of them"
+            f" solver.replicas = {config.solver.replicas} and {ring}, but {free / 1e9:.1f} GB are free; lower"
+            " one of them"
         )

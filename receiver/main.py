@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from receiver.engine_cpu import CpuReceiver, require_memory
 from streamdsb import frame, payload_checksum
 from streamdsb.checkpoint import Checkpoint, load_first_usable
 from streamdsb.config import Config
+from streamdsb.gpunetio.library import require_for
 from streamdsb.jit import compile_kernels
 from streamdsb.join import Origin
 from streamdsb.layout import RowRange
@@ -26,6 +28,8 @@ def work(origin: Origin, control: Control) -> None:
     """Be the receiver of the run that `control` leads to, until it is over."""
     member = say_hello("receiver", origin, control)
     on_gpu = member.config.receiver.backend == "cuda"
+    if member.config.stream.transport == "gpunetio":
+        require_for(member.config.receiver.nic or "")
     what = "checks, accumulation, update and queues"
     kernels = []
     if on_gpu:
@@ -81,6 +85,8 @@ def _prepare_gpu(
 
     cuda.use_device(config.receiver.device)
     require_device_memory(config)
+    if config.stream.transport == "gpunetio":
+        return _prepare_card(config, run, field, first_pass, origin, control)
     on_host = config.stream.transport != "peer"
     ring = PeerRing.allocate(config.stream.queues, config.stream.device_ring_mib << 20, host_sends=on_host)
     receivers: list[FrameReceiver] = []
@@ -89,6 +95,18 @@ def _prepare_gpu(
     else:
         control.send(ring.export())
     return CudaReceiver(config, run, field, ring, receivers, control.cancelled, first_pass)
+
+
+def _prepare_card(
+    config: Config, run: int, field: np.ndarray | None, first_pass: int, origin: Origin, control: Control
+) -> Receiver:
+    from streamdsb.gpunetio.ends import AnswerEnd
+    from streamdsb.gpunetio.runs import CardCudaReceiver, open_queues
+
+    # before the generator is let in: it may be in this process, and share them
+    queues = open_queues(config, run)
+    answers = cast(list[AnswerEnd], _open_queues(config, run, origin, control))
+    return CardCudaReceiver(config, run, field, queues, control.cancelled, first_pass, answers)
 
 
 def main(origin: Origin) -> int:

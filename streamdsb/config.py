@@ -24,7 +24,7 @@ from pydantic import (
 
 from streamdsb.config_words import sentence, shown
 from streamdsb.errors import UserError
-from streamdsb.gpunetio.keys import PciAddress, require_cards
+from streamdsb.gpunetio.keys import SOFTWARE_CARD, PciAddress, require_cards
 from streamdsb.layout import (
     FRAME_BYTES,
     MAX_CUDA_REPLICAS,
@@ -124,10 +124,16 @@ class Stream(_Section):
         default=64, ge=1, le=65536, description="frames that the receiver's GPU holds, all queues together"
     )
     window_frames: int = Field(
-        default=4096, ge=1, le=2**20, description="udp, ethernet: frames a queue may have on the way"
+        default=4096,
+        ge=1,
+        le=2**20,
+        description="udp, ethernet, gpunetio: frames a queue may have on the way",
     )
     resend_budget: float = Field(
-        default=10.0, ge=0, le=1e6, description="udp, ethernet: resent frames a pass, for each of its frames"
+        default=10.0,
+        ge=0,
+        le=1e6,
+        description="udp, ethernet, gpunetio: resent frames a pass, for each of its frames",
     )
     slots: int = Field(
         default=16384, ge=512, le=2**19, description="gpunetio: frames that a receive queue's ring holds"
@@ -151,6 +157,13 @@ class Stream(_Section):
     def ring_bytes(self) -> int:
         """Bytes of frames that one queue in shared memory holds."""
         return self.ring_bursts * self.burst_frames * FRAME_BYTES
+
+    @property
+    def device_ring_bytes(self) -> int:
+        """Bytes of frames that the receiver's GPU holds, all queues together."""
+        if self.transport == "gpunetio":
+            return self.queues * self.slots * FRAME_BYTES
+        return self.device_ring_mib << 20
 
 
 class Process(_Section):
@@ -296,7 +309,13 @@ class Config(_Section):
     @property
     def shares_process(self) -> bool:
         """True if generator and receiver share a GPU: two processes on one only take turns."""
-        return self.stream.transport == "peer" and self.generator.device == self.receiver.device
+        between_gpus = self.stream.transport in ("peer", "gpunetio")
+        return between_gpus and self.generator.device == self.receiver.device
+
+    @property
+    def has_software_card(self) -> bool:
+        """True if a program stands for the network cards of transport gpunetio, inside one process."""
+        return self.stream.transport == "gpunetio" and self.receiver.nic == SOFTWARE_CARD
 
     @property
     def layout(self) -> Layout:

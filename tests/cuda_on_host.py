@@ -175,6 +175,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "carve_out": lambda kernel, shared: None,
         "has_binary_mma": lambda: False,
         "multiprocessors": lambda: MULTIPROCESSORS,
+        "free_memory": lambda: 1 << 40,
         "settle": lambda: None,
         "event_seconds": lambda launch, repeats: 1.0,
         "check_stream": lambda stream, what: stream.done,

@@ -7,6 +7,7 @@ which the two met.
 from __future__ import annotations
 
 import socket
+import threading
 from pathlib import Path
 from typing import cast
 
@@ -123,12 +124,17 @@ def receiver_ring(config: Config, capability: int) -> CardReceiver:
         raise
 
 
-def sender_ring(config: Config, lines: list[FeedbackEnd]) -> CardSender:
-    """The generator's card, open on its GPU, which is current, and its queues towards the card of `lines`."""
+def sender_ring(
+    config: Config, lines: list[FeedbackEnd], receiving: threading.Event | None = None
+) -> CardSender:
+    """The generator's card, open on its GPU, which is current, and its queues towards the card of `lines`.
+
+    receiving: of the receiver's end, if that is in this process on the same GPU.
+    """
     stream = config.stream
     card = open_card(config.generator.nic or "", config.generator.device)
     try:
-        return CardSender(card, stream.queues, lines[0].window, lines[0].peer, stream.pace_gbps)
+        return CardSender(card, stream.queues, lines[0].window, lines[0].peer, stream.pace_gbps, receiving)
     except BaseException:
         card.close()
         raise

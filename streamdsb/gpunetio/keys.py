@@ -16,6 +16,9 @@ SOFTWARE_CARD = "software"
 SOFTWARE_MAC = bytes.fromhex("025342000001")
 """Its Ethernet address, a locally administered one."""
 
+LEAST_WINDOW = 64
+"""Frames on the way to which a queue cannot be held down: those of a burst."""
+
 _PCI_ADDRESS = re.compile(r"([0-9a-fA-F]{4}:)?[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]")
 
 
@@ -38,7 +41,18 @@ def require_cards(config: Config) -> None:
             f"generator.nic is {nics[0]} and receiver.nic is {nics[1]}, but both or none can be"
             f" {SOFTWARE_CARD}"
         )
+    devices = config.generator.device, config.receiver.device
+    if nics[0] == SOFTWARE_CARD and devices[0] != devices[1]:
+        raise ValueError(
+            f"generator.device is {devices[0]} and receiver.device is {devices[1]}, but both have to be the"
+            f" same GPU where generator.nic and receiver.nic are {SOFTWARE_CARD}"
+        )
     slots, window = config.stream.slots, config.stream.window_frames
+    if window < LEAST_WINDOW:
+        raise ValueError(
+            f"stream.window_frames is {window}, but stream.transport gpunetio takes {LEAST_WINDOW} or more,"
+            " which a queue sends at once"
+        )
     if slots & (slots - 1):
         raise ValueError(f"stream.slots is {slots}, but it should be a power of two from 512 to {2**19}")
     if 2 * window > slots:

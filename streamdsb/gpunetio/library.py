@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from streamdsb.errors import RunFailed, UserError
 from streamdsb.gpunetio.keys import SOFTWARE_CARD
@@ -111,14 +111,10 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
     return library
 
 
-def refuse_run(nic: str) -> NoReturn:
-    """Say why a run cannot use the card yet: what is missing here, or else that runs do not know it."""
+def require_for(nic: str) -> None:
+    """Raise UserError that says what is missing here if `nic` is a network card and cannot be used."""
     if nic != SOFTWARE_CARD:
         load()
-    raise UserError(
-        "stream.transport gpunetio: its queues and kernels are there, but runs cannot use them yet; use"
-        " stream.transport peer on one host, or udp with generator.backend and receiver.backend cpu"
-    )
 
 
 class Card:

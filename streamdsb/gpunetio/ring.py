@@ -42,7 +42,7 @@ class _CardEnd:
     kind = "GpunetioQueue"
     fields = GPUNETIO_QUEUE
     is_here = False
-    """The other end is another process, which allocates its own."""
+    """The other end is another process, or on another GPU."""
     spared = 0
 
     def __init__(self, card: Card, queues: int, window: int, places: int) -> None:
@@ -99,15 +99,24 @@ class CardReceiver(_CardEnd):
 class CardSender(_CardEnd):
     """The generator's end: queues towards the card with the Ethernet address `peer`.
 
-    pace_gbps: what all queues together send at most, Gb/s on the link; None for no pace.
+    pace_gbps: what all queues together send at most, Gb/s on the link; None for no pace.  receiving: of the
+    receiver's end, if that is in this process on the same GPU.
     """
 
     def __init__(
-        self, card: Card, queues: int, window: int, peer: bytes, pace_gbps: float | None = None
+        self,
+        card: Card,
+        queues: int,
+        window: int,
+        peer: bytes,
+        pace_gbps: float | None = None,
+        receiving: threading.Event | None = None,
     ) -> None:
         from streamdsb import cuda
 
         super().__init__(card, queues, window, PLACES)
+        if receiving is not None:
+            self.is_here, self.receiving = True, receiving
         self._frame_ps = frame_picoseconds(pace_gbps, queues)
         self._peer = peer
         self._mac = card.mac

@@ -1,13 +1,12 @@
 """Receiver and generator of a run over transport gpunetio, on cards or on the software card.
 
-On the software card both are threads of one process and share its ring.
+Where both are on one GPU they are threads of one process; on the software card they share its ring, too.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -18,14 +17,55 @@ from receiver.engine_cuda import CudaReceiver
 from streamdsb.config import Config
 from streamdsb.errors import RunFailed
 from streamdsb.gpunetio.ends import AnswerEnd, FeedbackEnd, receiver_ring, sender_ring
-from streamdsb.gpunetio.keys import SOFTWARE_CARD
 from streamdsb.gpunetio.ring import CardReceiver, CardSender
 from streamdsb.gpunetio.software import SoftwareRing
 from streamdsb.worker import Control
 
-_HERE_S = 30.0
-_here: WeakValueDictionary[int, SoftwareRing] = WeakValueDictionary()
-"""Rings of this process on the software card, by the number of the run."""
+_OTHER_END_S = 5.0
+
+
+class OpenQueues:
+    """The receiver's queues, and the ends of the run in this process: the receiver, and maybe the generator.
+
+    Nothing is taken down before the kernels of all these have ended: to free device memory waits for every
+    kernel of the device, also for one that another thread has yet to stop.
+    """
+
+    def __init__(self, ring: CardReceiver | SoftwareRing) -> None:
+        self.ring = ring
+        self.over = threading.Event()
+        """Set once everything is taken down."""
+        self._lock = threading.Lock()
+        self._ends = 1
+        self._closings: list[Callable[[], None]] = [self._close]
+
+    def join(self) -> None:
+        """Let the generator be an end in this process, too; RunFailed if the receiver has left."""
+        with self._lock:
+            if not self._ends:
+                raise RunFailed("the receiver has closed its queues")
+            self._ends += 1
+
+    def leave(self, close: Callable[[], None] | None = None) -> None:
+        """The kernel of an end has ended; the last to leave takes down, with `close`, what there is."""
+        with self._lock:
+            if close is not None:
+                self._closings.append(close)
+            self._ends -= 1
+            if self._ends:
+                return
+        for closing in self._closings:
+            closing()
+        self.over.set()
+
+    def _close(self) -> None:
+        if isinstance(self.ring, SoftwareRing):
+            self.ring.stop()
+        self.ring.free()
+
+
+_here: WeakValueDictionary[int, OpenQueues] = WeakValueDictionary()
+"""What receivers of this process opened, by the number of the run."""
 
 
 class CardCudaReceiver(CudaReceiver):
@@ -36,66 +76,88 @@ class CardCudaReceiver(CudaReceiver):
         config: Config,
         run: int,
         field: np.ndarray | None,
-        ring: CardReceiver | SoftwareRing,
+        queues: OpenQueues,
         cancelled: threading.Event,
         first_pass: int,
         answers: Sequence[AnswerEnd],
     ) -> None:
-        super().__init__(config, run, field, ring, [], cancelled, first_pass, answers)
-        self._card = ring
+        super().__init__(config, run, field, queues.ring, [], cancelled, first_pass, answers)
+        self._queues = queues
+        self._answers = answers
 
     def stop(self) -> None:
         super().stop()
-        if isinstance(self._card, SoftwareRing):
-            self._card.stop()
-        else:
-            self._card.free()
+        self._queues.leave()
+        for answer in self._answers:
+            answer.close()
+
+    def free(self) -> None:
+        # a generator beside it has been told to stop, too; if it does not, the end of the process frees all
+        if self._queues.over.wait(_OTHER_END_S):
+            self._kernel.free()
+            self._state.free()
 
     def _look_up(self) -> None:
         super()._look_up()
-        self._card.check()
+        self._queues.ring.check()
 
 
 class CardGeneratorEngine(CudaGeneratorEngine):
-    """A generator on queues of a card; a fault of the card ends the run by its name."""
+    """A generator on queues of a card; a fault of the card ends the run by its name.
+
+    beside: the receiver's queues, if that is in this process.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: int,
+        ring: CardSender | SoftwareRing,
+        control: Control,
+        first_pass: int,
+        feedback: Sequence[FeedbackEnd],
+        beside: OpenQueues | None,
+    ) -> None:
+        super().__init__(config, run, ring, control, first_pass, feedback)
+        self._card = ring
+        self._beside = beside
 
     def run(self) -> None:
         try:
             super().run()
         finally:
-            if isinstance(self._ring, CardSender):
-                self._ring.free()
+            close = self._card.free if isinstance(self._card, CardSender) else None
+            if self._beside is not None:
+                self._beside.leave(close)
+            elif close is not None:
+                close()
 
     def _start(self) -> None:
         super()._start()
-        if isinstance(self._ring, SoftwareRing):
-            self._ring.start(shared_memory(self._config.solver.replicas))
+        if isinstance(self._card, SoftwareRing):
+            self._card.start(shared_memory(self._config.solver.replicas))
 
     def _look_up(self, pass_index: int, passes: int) -> None:
-        if isinstance(self._ring, CardSender):
-            self._ring.check()
+        if isinstance(self._card, CardSender):
+            self._card.check()
         super()._look_up(pass_index, passes)
 
 
-def make_receiver(
-    config: Config,
-    run: int,
-    field: np.ndarray | None,
-    answers: Sequence[AnswerEnd],
-    cancelled: threading.Event,
-    first_pass: int = 0,
-) -> CardCudaReceiver:
-    """The receiver on the current device, which frames can come to from now on."""
+def open_queues(config: Config, run: int) -> OpenQueues:
+    """The receiver's queues on the current device, which frames can come to from now on.
+
+    A generator in the same process finds them by the number of the run: open them before it is let in.
+    """
     stream = config.stream
     ring: CardReceiver | SoftwareRing
-    if config.receiver.nic == SOFTWARE_CARD:
+    if config.has_software_card:
         ring = SoftwareRing(stream.queues, stream.slots, stream.window_frames, pace_gbps=stream.pace_gbps)
-        _here[run] = ring
     else:
         import cupy
 
         ring = receiver_ring(config, int(cupy.cuda.Device().compute_capability))
-    return CardCudaReceiver(config, run, field, ring, cancelled, first_pass, answers)
+    queues = _here[run] = OpenQueues(ring)
+    return queues
 
 
 def make_generator(
@@ -103,15 +165,16 @@ def make_generator(
 ) -> CardGeneratorEngine:
     """The generator on the current device, towards the receiver that `feedback` comes from.
 
-    RunFailed if that does not set up the software card, where they share one, in time.
+    RunFailed if that is on a software card of another process.
     """
-    ring: CardSender | SoftwareRing | None
-    if config.generator.nic == SOFTWARE_CARD:
-        deadline = time.monotonic() + _HERE_S
-        while (ring := _here.get(run)) is None:
-            if time.monotonic() > deadline:
-                raise RunFailed(f"the receiver did not set up the software card within {_HERE_S:g} s")
-            time.sleep(0.01)
+    beside = _here.get(run)
+    ring: CardSender | SoftwareRing
+    if not config.has_software_card:
+        ring = sender_ring(config, feedback, None if beside is None else beside.ring.receiving)
+    elif beside is not None and isinstance(beside.ring, SoftwareRing):
+        ring = beside.ring
     else:
-        ring = sender_ring(config, feedback)
-    return CardGeneratorEngine(config, run, ring, control, first_pass, feedback)
+        raise RunFailed("the receiver is on the software card of another process; a run has it inside one")
+    if beside is not None:
+        beside.join()
+    return CardGeneratorEngine(config, run, ring, control, first_pass, feedback, beside)

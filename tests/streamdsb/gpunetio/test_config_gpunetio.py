@@ -32,12 +32,23 @@ def test_two_cards() -> None:
     assert config.stream.slots == 16_384
     assert config.stream.pace_gbps is None
     assert config.stream.is_networked
-    assert not config.shares_process
+    assert not config.has_software_card
+    assert config.stream.device_ring_bytes == 16_384 * 4096
+
+
+@pytest.mark.parametrize("nic", ["0000:17:00.0", "software"])
+def test_on_one_gpu_both_are_threads_of_one_process(nic: str) -> None:
+    nics = {"generator__nic": nic, "receiver__nic": nic}
+    assert make_config(sections(**nics)).shares_process
+    assert not make_config(sections(generator__device=1)).shares_process
 
 
 def test_the_software_card() -> None:
     software = {"generator__nic": "software", "receiver__nic": "software"}
-    assert make_config(sections(**software)).generator.nic == "software"
+    config = make_config(sections(**software))
+    assert config.has_software_card
+    with pytest.raises(UserError, match=r"generator.device is 1 and receiver.device is 0, but"):
+        make_config(sections(**software, generator__device=1))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +67,7 @@ def test_the_software_card() -> None:
         ),
         ({"stream__slots": 1000}, "stream.slots is 1000, but it should be a power of two from 512 to 524288"),
         ({"stream__slots": 256}, "stream.slots"),
+        ({"stream__window_frames": 63}, "stream.window_frames is 63, but .* takes 64 or more"),
         (
             {"stream__slots": 4096},
             "stream.slots is 4096, but it should be at least twice stream.window_frames",

@@ -169,13 +169,12 @@ def test_ends_of_queues_on_cards(built: ctypes.CDLL, monkeypatch: pytest.MonkeyP
     assert built.on_host_live() == 0
 
 
-def test_runs_say_why_they_cannot_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="runs cannot use them yet"):
-        library.refuse_run("software")
+def test_only_cards_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = library.load
     monkeypatch.setattr(library, "load", lambda: load(tmp_path / "none.so"))
+    library.require_for("software")
     with pytest.raises(UserError, match="which is not built"):
-        library.refuse_run("0000:17:00.0")
+        library.require_for("0000:17:00.0")
 
 
 def test_library_that_is_not_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

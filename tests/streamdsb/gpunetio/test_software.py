@@ -122,7 +122,7 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 @pytest.mark.timeout(60)
 def test_engines_with_the_way_back_over_tcp(device: str) -> None:
-    from streamdsb.gpunetio.runs import make_generator, make_receiver
+    from streamdsb.gpunetio.runs import CardCudaReceiver, make_generator, open_queues
 
     process = {"backend": "cuda", "nic": "software"}
     stream = {"transport": "gpunetio", "queues": 2, "window_frames": 128, "slots": 512, "timeout_s": 20}
@@ -133,7 +133,7 @@ def test_engines_with_the_way_back_over_tcp(device: str) -> None:
     pairs = [connected() for _ in range(2)]
     answers = [AnswerEnd(one) for one, _ in pairs]
     feedback = [FeedbackEnd(other, mac_of("software"), 128) for _, other in pairs]
-    receiver = make_receiver(config, 7, None, answers, threading.Event())
+    receiver = CardCudaReceiver(config, 7, None, open_queues(config, 7), threading.Event(), 0, answers)
     generator = make_generator(config, 7, feedback, control)
     energies = []
     with ThreadPoolExecutor(1) as pool:
