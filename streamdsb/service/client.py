@@ -103,6 +103,10 @@ class Client:
             self._sender = None
         self._socket.close()
 
+    def _require_open(self) -> None:
+        if self._socket.fileno() < 0:
+            raise UserError(f"this client of {self.address} is closed; open another one")
+
     def load(
         self,
         J: Any,  # noqa: N803
@@ -116,6 +120,7 @@ class Client:
 
         slot None takes the next of the 64 slots in turn. generation None makes one up that no other load has.
         """
+        self._require_open()
         model = J if isinstance(J, Model) else pack(J, format, xi)
         if slot is None:
             slot = self._next_slot
@@ -206,6 +211,7 @@ class Client:
         Requests that are lost, or refused because the server is overloaded, are sent again until `timeout`
         passes without progress. RequestRefused if the server refuses for another reason.
         """
+        self._require_open()
         frames = self._frames(model, fields, list(seeds), replicas, steps, xi, dt)
         sizes = np.full(len(frames), frames.shape[1])
         with self._lock:
@@ -225,6 +231,7 @@ class Client:
         dt: float | None = None,
     ) -> Future[Reply]:
         """`solve` without waiting; what is submitted meanwhile travels together."""
+        self._require_open()
         parameters = (seed, replicas, steps, xi, dt)
         fields = None if h is None else check_field(h, model.n).reshape(1, model.n)
         future: Future[Reply] = Future()

@@ -387,3 +387,15 @@ def test_parameters_that_there_are_not_are_refused(server: Server) -> None:
             client.submit(model, stepz=3)
         with pytest.raises(UserError, match=r"^steps is 10\.5, but it should be an integer$"):
             client.submit(model, steps=10.5).result(timeout=10)
+
+
+def test_a_client_that_is_closed_says_so(server: Server) -> None:
+    with Client(server.address) as client:
+        model = client.load(couplings_for(8, Format.PM1))
+    for use in (
+        lambda: client.load(couplings_for(8, Format.PM1)),
+        lambda: client.solve(model),
+        lambda: client.submit(model),
+    ):
+        with pytest.raises(UserError, match=r"^this client of .* is closed; open another one$"):
+            use()
