@@ -1,12 +1,14 @@
 """Everything that a GPU machine is asked to show, in one run: records equal to the CPU's, runs, rates.
 
-    python -m validation.gpu_check [--out FOLDER] [--parts records,records2,runs,sanitizer,rates,large]
+    python -m validation.gpu_check [--out FOLDER] [--parts records,records2,runs,card,sanitizer,rates,large]
 
 records    the resident kernels against the hashes of the CPU backend's records.jsonl (references.json):
            mattis and random, n = 1000 to 100,000, B = 1, 8, 32, 20 updates, 1, 4 and 8 queues
 records2   the same with the generator on a second GPU, if there is one
 runs       whole `streamdsb run`s, each beside its twin on the CPU: one GPU, a CPU generator before a GPU, and
            two GPUs in two processes, if there are two
+card       whole runs over transport gpunetio on the software card: n = 1000, 33,001 and 100,000 against the
+           same hashes, n = 10^6 against transport peer; B = 1, 8, 32, over 1, 4 and 8 queues
 sanitizer  compute-sanitizer, memcheck and racecheck, on a small run
 rates      validation.bench_cuda
 large      n = 10^7: a planted instance to its ground state, and random couplings
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import shutil
 import subprocess
@@ -82,6 +85,12 @@ def records(n: int, replicas: int, source: str, queues: int, generator_device: i
         return [loop.record(k) for k in range(UPDATES + 1)]
 
 
+CARD = [
+    *("stream.transport=gpunetio", "generator.backend=cuda", "receiver.backend=cuda"),
+    *("generator.nic=software", "receiver.nic=software"),
+]
+"""Settings of runs on the software card."""
+
 RUNS: dict[str, list[str]] = {
     "cpu": [],
     "one GPU": [
@@ -92,6 +101,7 @@ RUNS: dict[str, list[str]] = {
     ],
     "CPU to GPU": ["receiver.backend=cuda", "generator.threads=4", "stream.queues=4"],
     "CPU to GPU over TCP": ["receiver.backend=cuda", "stream.transport=tcp"],
+    "software card": [*CARD, "stream.queues=4"],
     "two GPUs": [
         *("stream.transport=peer", "generator.backend=cuda", "receiver.backend=cuda"),
         *("generator.device=1", "stream.queues=4"),
@@ -118,6 +128,53 @@ def check_runs(log: Log, folder: Path) -> None:
             log.check(what, status == 0 and records == expected)
             if status:
                 log.say(error)
+
+
+def check_card(log: Log, folder: Path) -> None:
+    """Whole runs on the software card, whose records have to be those of others."""
+    references = json.loads(REFERENCES.read_text())
+    for source, n, replicas in itertools.product(("random", "mattis"), (1000, 33001, 100_000), (1, 8, 32)):
+        settings = _problem(source, n, replicas, UPDATES)
+        # queues carry all sources alike
+        for queues in QUEUES if source == "random" else QUEUES[-1:]:
+            _check_card_run(log, folder, settings, queues, references[f"{source}-{n}-{replicas}"])
+    for replicas in (1, 8, 32):
+        settings = _problem("random", 1_000_000, replicas, 2)
+        status, error = run(folder / "peer", [*settings, *RUNS["one GPU"]])
+        if status:
+            log.check(f"run over peer: {error}", False)
+            continue
+        expected = _file_digest(folder / "peer")
+        for queues in QUEUES:
+            _check_card_run(log, folder, settings, queues, expected)
+
+
+def _problem(source: str, n: int, replicas: int, updates: int) -> list[str]:
+    problem = [f"problem.source={source}", f"problem.n={n}", "problem.seed=42"]
+    return [*problem, "solver.seed=42", f"solver.replicas={replicas}", f"solver.updates={updates}"]
+
+
+def _file_digest(directory: Path) -> str:
+    """SHA-256 of the records of a run; "" if it has none."""
+    records = directory / "records.jsonl"
+    return hashlib.sha256(records.read_bytes()).hexdigest() if records.exists() else ""
+
+
+def _check_card_run(log: Log, folder: Path, settings: list[str], queues: int, expected: str) -> None:
+    start, out = time.perf_counter(), folder / "card"
+    status, error = run(out, [*settings, *CARD, f"stream.queues={queues}"], timeout_s=120)
+    words = [setting.partition(".")[2] for setting in settings if "seed" not in setting]
+    what = f"software card {' '.join(words)} queues={queues} ({time.perf_counter() - start:.1f} s)"
+    log.check(what, status == 0 and _file_digest(out) == expected)
+    if status:
+        log.say(error)
+        return
+    timings = [json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines()]
+    counts = {
+        key: sum(timing[key] for timing in timings) for key in ("resent", "duplicated", "late", "overrun")
+    }
+    if any(counts.values()):
+        log.say(f"     {counts}")
 
 
 def run(out: Path, settings: list[str], timeout_s: float = 60) -> tuple[int, str]:
@@ -249,7 +306,7 @@ def main() -> int:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(prog="python -m validation.gpu_check", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"))
-    parser.add_argument("--parts", default="records,records2,runs,sanitizer,rates,large")
+    parser.add_argument("--parts", default="records,records2,runs,card,sanitizer,rates,large")
     given = parser.parse_args()
     parts = set(given.parts.split(","))
     given.out.mkdir(parents=True, exist_ok=True)
@@ -259,6 +316,8 @@ def main() -> int:
     describe_machine(log.say, f"python -m validation.gpu_check {' '.join(sys.argv[1:])}")
     if "runs" in parts:
         check_runs(log, given.out)
+    if "card" in parts:
+        check_card(log, given.out)
     for device, part in enumerate(("records", "records2")[:devices]):
         if part in parts:
             check_records(log, device)
