@@ -24,6 +24,7 @@ from streamdsb.worker import Control
 from tests import cuda_on_host, lossy_loop
 from tests.harness import config_of
 from validation import oracle
+from validation.bench_cuda import Loop
 
 FAULTS = {
     "nothing": LinkFaults(),
@@ -170,6 +171,21 @@ def test_larger_runs(loop: type[CardLoop], device: str, name: str, queues: int) 
         counts = run.receiver.counts.sum(axis=0)
     assert got == expected_records(5000, 8, 3, "random")
     assert counts[Count.ACCEPTED] == 4 * 5000
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("queues", [1, 4])
+def test_larger_ring_that_is_overrun(loop: type[CardLoop], device: str, queues: int) -> None:
+    if device == "cpu":
+        pytest.skip("takes a GPU")
+    with Loop(33_001, 32, 2, "random", queues) as peer:
+        expected = [peer.record(k) for k in range(3)]
+    with loop(33_001, 32, 2, "random", queues, LinkFaults(), slots=64, window=512, budget=1000) as run:
+        got = [run.record(k, timeout_s=60) for k in range(3)]
+        corrupt = run.receiver.counts[:, Count.CORRUPT].sum()
+    assert got == expected
+    assert run.ring.counters()["dropped"] + corrupt > 0
 
 
 # --- what kernels are told --------------------------------------------------------------------------
