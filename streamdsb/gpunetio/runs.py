@@ -27,8 +27,8 @@ _OTHER_END_S = 5.0
 class OpenQueues:
     """The receiver's queues, and the ends of the run in this process: the receiver, and maybe the generator.
 
-    Nothing is taken down before the kernels of all these have ended: to free device memory waits for every
-    kernel of the device, also for one that another thread has yet to stop.
+    Nothing is taken down, and no device memory freed, before the kernels of all these have ended: to free
+    waits for every kernel of the device, also for one that another thread has yet to stop.
     """
 
     def __init__(self, ring: CardReceiver | SoftwareRing) -> None:
@@ -38,6 +38,7 @@ class OpenQueues:
         self._lock = threading.Lock()
         self._ends = 1
         self._closings: list[Callable[[], None]] = [self._close]
+        self._kept: list[object] = []
 
     def join(self) -> None:
         """Let the generator be an end in this process, too; RunFailed if the receiver has left."""
@@ -46,9 +47,13 @@ class OpenQueues:
                 raise RunFailed("the receiver has closed its queues")
             self._ends += 1
 
-    def leave(self, close: Callable[[], None] | None = None) -> None:
-        """The kernel of an end has ended; the last to leave takes down, with `close`, what there is."""
+    def leave(self, kept: object = None, close: Callable[[], None] | None = None) -> None:
+        """An end's kernel has ended; the last to leave takes everything down, also what others `close`.
+
+        kept: has device memory, which is not to be freed before.
+        """
         with self._lock:
+            self._kept.append(kept)
             if close is not None:
                 self._closings.append(close)
             self._ends -= 1
@@ -56,6 +61,8 @@ class OpenQueues:
                 return
         for closing in self._closings:
             closing()
+        self._closings.clear()
+        self._kept.clear()
         self.over.set()
 
     def _close(self) -> None:
@@ -96,6 +103,7 @@ class CardCudaReceiver(CudaReceiver):
         if self._queues.over.wait(_OTHER_END_S):
             self._kernel.free()
             self._state.free()
+            self._lossy = None  # its windows, too
 
     def _look_up(self) -> None:
         super()._look_up()
@@ -128,7 +136,7 @@ class CardGeneratorEngine(CudaGeneratorEngine):
         finally:
             close = self._card.free if isinstance(self._card, CardSender) else None
             if self._beside is not None:
-                self._beside.leave(close)
+                self._beside.leave(self._kernel, close)
             elif close is not None:
                 close()
 

@@ -217,8 +217,9 @@ class SoftwareRing:
         return {name: int(wires[name].sum()) for name in _COUNTERS}
 
     def free(self) -> None:
-        """Give the device memory back."""
+        """Give the device memory back; nothing can be asked any more."""
         del self._frames, self._arrivals, self._staging, self._descriptors, self._completions, self._states
+        del self._receivers, self._senders, self._job
 
 
 def _at(array: Any, row: int) -> int:
