@@ -75,15 +75,22 @@ def moved(headers, i):
 
 
 @inline
+def direct(headers, i, name, name_bytes):
+    """Let message i, still without contents, go to the socket address at `name`."""
+    headers[i, 0], headers[i, 1] = name, name_bytes
+    for field in range(2, 8):
+        headers[i, field] = 0
+
+
+@inline
 def aim(headers, vectors, i, data, size, name, name_bytes):
     """Let message i be `size` bytes at `data`, from or to the socket address at `name`.
 
     vectors: uint64 (count, 2), the I/O vectors of the headers.
     """
+    direct(headers, i, name, name_bytes)
     vectors[i, 0], vectors[i, 1] = data, size
-    headers[i, 0], headers[i, 1] = name, name_bytes
     headers[i, 2], headers[i, 3] = address(vectors) + 16 * i, 1
-    headers[i, 4], headers[i, 5], headers[i, 6], headers[i, 7] = 0, 0, 0, 0
 
 
 @inline

@@ -18,6 +18,7 @@ from streamdsb.native import (
     address,
     aim,
     copy,
+    direct,
     moved,
     now_ns,
     receive_some,
@@ -87,7 +88,7 @@ def exchange(
                 if messages:
                     join(out_headers, out_vectors, out_controls, messages - 1, begun, batch - begun, size)
                 begun, size = batch, sizes[chosen]
-                aim(out_headers, out_vectors, messages, 0, 0, 0, 0)
+                direct(out_headers, messages, 0, 0)
                 messages += 1
             out_vectors[batch, 0], out_vectors[batch, 1] = address(row_of(frames, chosen)), sizes[chosen]
             if sent[chosen] == 0:

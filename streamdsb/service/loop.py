@@ -14,6 +14,7 @@ from streamdsb.native import (
     address,
     aim,
     copy,
+    direct,
     fill,
     moved,
     now_ns,
@@ -275,8 +276,8 @@ def _drain(fd: int, loop: Loop, rings: Rings, store: Store, time: np.ndarray, ra
                 join(loop.out_headers, loop.out_vectors, loop.out_controls, messages - 1, begun,
                      count - begun, step)  # fmt: skip
             begun, step = count, size
-            aim(loop.out_headers, loop.out_vectors, messages, 0, 0, address(item) + ADDRESS_AT,
-                np.int64(item.view(np.uint32)[ADDRESS_SIZE_AT // 4]))  # fmt: skip
+            name_bytes = np.int64(item.view(np.uint32)[ADDRESS_SIZE_AT // 4])
+            direct(loop.out_headers, messages, address(item) + ADDRESS_AT, name_bytes)
             messages += 1
         loop.out_vectors[count, 0], loop.out_vectors[count, 1] = address(reply), size
         count += 1

@@ -53,7 +53,7 @@ def controls(count: int) -> np.ndarray:
 @njit(nogil=True)
 def join(headers: np.ndarray, vectors: np.ndarray, control: np.ndarray, i: int, first: int, count: int,
          size: int) -> None:  # fmt: skip
-    """Let message i, aimed before, be the `count` datagrams of `size` bytes of vectors from `first` on."""
+    """Let message i, directed before, be the `count` datagrams of `size` bytes of vectors from `first` on."""
     headers[i, 2], headers[i, 3] = address(vectors) + 16 * first, count
     if count > 1:
         control[i, 0], control[i, 1] = 18, types.uint64(17 | _UDP_SEGMENT << 32)

@@ -16,7 +16,7 @@ from streamdsb.service.client import Client
 from streamdsb.service.limits import RING_ITEMS
 from streamdsb.service.loop import serve
 from streamdsb.service.loop_state import COUNTERS, Loop, make_loop
-from streamdsb.service.messages import RESULT, SOLVE, spin_words
+from streamdsb.service.messages import RESULT, SOLVE, solve_frames, spin_words
 from streamdsb.service.models import Format, Model, pack
 from streamdsb.service.rings import ARRIVED, PLACE_AT, SIZE_AT, STOP, TICKET_AT, UPLOADED, Rings, make_rings
 from streamdsb.service.server import compile_for
@@ -29,9 +29,13 @@ SOLVE_NS = 1000
 
 
 class Elsewhere:
-    """A packet loop, and a thread that uploads and solves."""
+    """A packet loop, and a thread that uploads and solves.
 
-    def __init__(self) -> None:
+    Replies of `together` requests at a time become ready at once.
+    """
+
+    def __init__(self, together: int = 1) -> None:
+        self.together = together
         self.rings: Rings = make_rings()
         self.store: Store = make_store()
         self.loop: Loop = make_loop()
@@ -41,8 +45,8 @@ class Elsewhere:
         self.uploaded: dict[int, Model] = {}
         self.hold = threading.Event()
         self.arguments = (
-            self.socket.fileno(), -1, -1, self.upload_event, RING_ITEMS, False, False, self.loop, self.rings,
-            self.store,
+            self.socket.fileno(), -1, -1, self.upload_event, RING_ITEMS, False, together > 1, self.loop,
+            self.rings, self.store,
         )  # fmt: skip
         compile_for(serve, self.arguments)  # which threads that wait busily would hold up
         self.threads = [threading.Thread(target=part) for part in (self.serve, self.work, self.upload)]
@@ -64,11 +68,12 @@ class Elsewhere:
     def work(self) -> None:
         ticket = 0
         while not self.rings.control[STOP]:
-            slot = ticket % RING_ITEMS
-            if self.hold.is_set() or self.rings.work_sequence[slot] != ticket + 1:
+            last = ticket + self.together - 1
+            if self.hold.is_set() or self.rings.work_sequence[last % RING_ITEMS] != last + 1:
                 continue
-            self.answer(ticket, self.rings.work[slot])
-            ticket += 1
+            for each in range(last, ticket - 1, -1):  # nothing is sent before the first one
+                self.answer(each, self.rings.work[each % RING_ITEMS])
+            ticket = last + 1
 
     def answer(self, ticket: int, item: np.ndarray) -> None:
         request = item[:64].view(SOLVE)[0]
@@ -121,6 +126,29 @@ def test_models_are_used_only_once_uploaded(elsewhere: Elsewhere) -> None:
                 assert np.array_equal(reply.spins, expected.spins)
                 assert (reply.solve_ns, reply.transmit_ns) == (SOLVE_NS, 0)
                 assert 0 < reply.queue_ns <= reply.round_trip_ns
+
+
+@pytest.mark.parametrize("senders", ["AABABB", "ABABAB", "AAABBB", "ABCCBA"])
+def test_replies_to_several_clients_go_out_at_once(senders: str) -> None:
+    elsewhere = Elsewhere(together=len(senders))
+    place = elsewhere.socket.getsockname()
+    sockets = {sender: socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for sender in set(senders)}
+    try:
+        with Client(f"127.0.0.1:{place[1]}", timeout=60) as client:
+            model = client.load(couplings_for(40, 1))
+        seeds = np.arange(len(senders), dtype=np.uint64)
+        frames = solve_frames(model.slot, model.generation, model.n, None, seeds, replicas=1, updates=1)
+        frames.view("<u8")[:, 3] = np.arange(len(senders))
+        for sender, frame in zip(senders, frames, strict=True):
+            sockets[sender].sendto(frame.tobytes(), place)
+        for sender, each in sockets.items():
+            each.settimeout(10)
+            asked = [request for request in range(len(senders)) if senders[request] == sender]
+            assert [int.from_bytes(each.recv(2048)[24:32], "little") for _ in asked] == asked
+    finally:
+        elsewhere.stop()
+        for each in sockets.values():
+            each.close()
 
 
 def test_a_request_admitted_before_keeps_the_model_that_it_was_admitted_with(elsewhere: Elsewhere) -> None:
