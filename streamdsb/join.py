@@ -10,6 +10,7 @@ from pathlib import Path
 
 from streamdsb.channel import prove_token
 from streamdsb.config import load_config_for_apart
+from streamdsb.gpunetio.library import require_for
 from streamdsb.links import TOKEN_VARIABLE, connect, parse_address, token_from_environment
 from streamdsb.messages import Expectation
 
@@ -52,7 +53,10 @@ def remote_origin(address: str, data_host: str | None = None, expected: Path | N
     token = token_from_environment()
     insists: Expectation | None = None
     if expected is not None:
-        insists = Expectation(path=str(expected), config=load_config_for_apart(expected).model_dump())
+        config = load_config_for_apart(expected)
+        if config.stream.transport == "gpunetio":
+            require_for(config.receiver.nic or "")  # now, rather than once all have joined
+        insists = Expectation(path=str(expected), config=config.model_dump())
     host, port = parse_address(address)
     connection = connect(host, port, "coordinator", JOIN_PATIENCE_S)
     prove_token(connection, token, f"the coordinator at {address}", asking=True)

@@ -145,11 +145,19 @@ def test_a_host_without_the_library_says_so_at_once(monkeypatch: pytest.MonkeyPa
         run_in_threads(config, tmp_path)
 
 
-@pytest.mark.parametrize("arguments", [("coordinate", "--listen", "127.0.0.1:0")])
-def test_the_software_card_is_not_for_processes_apart(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    command, *options = arguments
+@pytest.mark.skipif(library.LIBRARY.exists(), reason="the library is there")
+@pytest.mark.parametrize("command", ["generate", "receive"])
+def test_a_host_that_knows_what_comes_does_not_wait_to_say_so(command: str, tmp_path: Path) -> None:
+    path = written_config(tmp_path, config_of(stream={"transport": "gpunetio"}, **CARDS))
+    token = {"STREAMDSB_TOKEN": "a token"}
+    status, _, err = run_command(command, "--connect", "127.0.0.1:9", "--expect", path, environment=token)
+    assert status == 2
+    assert "stream.transport gpunetio needs its library" in sentence_of(err)
+
+
+def test_the_software_card_is_not_for_processes_apart(tmp_path: Path) -> None:
     path = written_config(tmp_path, over_software())
-    status, _, err = run_command(command, path, *options, "--out", tmp_path / "run")
+    status, _, err = run_command("coordinate", path, "--listen", "127.0.0.1:0", "--out", tmp_path / "run")
     assert status == 2
     assert "generator.nic and receiver.nic are software, a card inside one process of" in sentence_of(err)
     assert "processes started apart need the PCI addresses of network cards" in sentence_of(err)

@@ -7,7 +7,8 @@ records   against the hashes of the CPU backend's records.jsonl (results/cuda/re
 rates     wall clock of whole passes at n, random couplings, B = 8, over `peer` and over the software card
 link      what 400 and 800 Gb/s of 4120-byte frames ask of a card and of the kernels, beside what they did
 
-No network card is involved.  The exit status is 0 if all records are right.
+These are the loops of a run; `validation.gpu_check --parts card` makes whole runs.  No network card is
+involved.  The exit status is 0 if all records are right.
 """
 
 from __future__ import annotations

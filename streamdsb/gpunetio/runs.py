@@ -92,6 +92,15 @@ class CardCudaReceiver(CudaReceiver):
         self._queues = queues
         self._answers = answers
 
+    def receive_pass(self, pass_index: int) -> tuple[float, float]:
+        try:
+            return super().receive_pass(pass_index)
+        except RunFailed as error:
+            if not isinstance(self._queues.ring, CardReceiver):
+                raise
+            steered = ", ".join(map(str, self._queues.ring.steered))
+            raise RunFailed(f"{error}; frames that the card steered to each queue: {steered}") from error
+
     def stop(self) -> None:
         super().stop()
         self._queues.leave()

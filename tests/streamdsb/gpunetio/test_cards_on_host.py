@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from receiver.engine_cuda import CudaReceiver
 from streamdsb.errors import RunFailed
 from streamdsb.gpunetio import ends, library, ring, runs, software
 from streamdsb.gpunetio.ends import CardEndpoint
@@ -56,6 +57,9 @@ class StandIn:
     def steer(self) -> None:
         self.log.append("steers")
         self._link.start(None)
+
+    def steered(self, queue: int) -> int:
+        return 5 + queue
 
     def close(self) -> None:
         self.log.append("closed")
@@ -118,3 +122,14 @@ def test_a_fault_of_a_card_ends_the_run_by_its_name(
     with pytest.raises(RunFailed, match=r"^generator: queue [01]: the card could not send: a completion"):
         run_in_threads(config, tmp_path / "run")
     assert [card.log[-1] for card in cards] == ["closed", "closed"]
+
+
+def test_what_the_card_counted_is_told(
+    cards: list[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(receiver: CudaReceiver, pass_index: int) -> tuple[float, float]:
+        raise RunFailed("no frame came")
+
+    monkeypatch.setattr(CudaReceiver, "receive_pass", fail)
+    with pytest.raises(RunFailed, match=r"^receiver: no frame came; .* steered to each queue: 5, 6$"):
+        run_in_threads(CONFIG, tmp_path / "run")
