@@ -173,7 +173,7 @@ def _load(
 @njit(nogil=True)
 def _take_in(loop: Loop, rings: Rings, store: Store, size: int, name: np.ndarray, name_bytes: int, out: int,
              now: int, most: int, raw: bool, upload_event: int) -> int:  # fmt: skip
-    """Look at loop.frame, of `size` bytes, answering it in answer `out` or not; the number of answers."""
+    """Look at loop.frame, of `size` bytes, answering it in answer `out` or not; how many then."""
     frame = loop.frame
     if size < HEADER_BYTES:
         loop.counters[_TOO_SHORT] += 1
@@ -206,14 +206,12 @@ def _take_in(loop: Loop, rings: Rings, store: Store, size: int, name: np.ndarray
         if kind == _SOLVE:
             loop.counters[_REFUSED + status] += 1
         _answer(loop, out, frame, _RESULT, status, raw)
-    aim(loop.out_headers, loop.out_vectors, out, address(row_of(loop.answers, out)), HEADER_BYTES,
-        address(name), name_bytes)  # fmt: skip
     return out + 1
 
 
 @njit(nogil=True)
 def _take_in_batch(fd: int, loop: Loop, rings: Rings, store: Store, received: int, now: int, most: int,
-                   raw: bool, upload_event: int) -> None:  # fmt: skip
+                   raw: bool, joins: bool, upload_event: int) -> None:  # fmt: skip
     """Look at the frames of `received` messages, and send what is to be answered at once."""
     out = 0
     for i in range(received):
@@ -225,15 +223,34 @@ def _take_in_batch(fd: int, loop: Loop, rings: Rings, store: Store, received: in
             loop.counters[_RECEIVED] += 1
             copy(loop.frame, 0, row_of(loop.incoming, i)[at:], 0, min(size, ONE_FRAME))
             name = row_of(loop.addresses, i)
+            loop.asked_by[out] = i
             out = _take_in(loop, rings, store, size, name, name_bytes, out, now, most, raw, upload_event)
             if out == BATCH:
-                _ship(fd, loop, out, out)
+                _ship_answers(fd, loop, out, joins)
                 out = 0
             at += step
             if at >= whole:
                 break
     if out:
-        _ship(fd, loop, out, out)
+        _ship_answers(fd, loop, out, joins)
+
+
+@njit(nogil=True)
+def _ship_answers(fd: int, loop: Loop, count: int, joins: bool) -> None:
+    """Send answers without a solution, those to one message as one."""
+    messages, begun = 0, 0
+    for i in range(count):
+        loop.out_vectors[i, 0], loop.out_vectors[i, 1] = address(row_of(loop.answers, i)), HEADER_BYTES
+        last = i + 1 == count
+        if last or not joins or loop.asked_by[i + 1] != loop.asked_by[begun]:
+            _, name_bytes = moved(loop.in_headers, loop.asked_by[begun])
+            direct(
+                loop.out_headers, messages, address(row_of(loop.addresses, loop.asked_by[begun])), name_bytes
+            )
+            join(loop.out_headers, loop.out_vectors, loop.out_controls, messages, begun, i + 1 - begun,
+                 HEADER_BYTES)  # fmt: skip
+            messages, begun = messages + 1, i + 1
+    _ship(fd, loop, messages, count)
 
 
 @njit(nogil=True)
@@ -296,6 +313,19 @@ def _drain(fd: int, loop: Loop, rings: Rings, store: Store, time: np.ndarray, ra
 
 
 @njit(nogil=True)
+def _drain_all(fd: int, loop: Loop, rings: Rings, store: Store, time: np.ndarray, raw: bool,
+               joins: bool) -> int:  # fmt: skip
+    """Send the replies that are ready: what came in as one batch may hold many batches of requests."""
+    drained = 0
+    while drained < RING_ITEMS:
+        count = _drain(fd, loop, rings, store, time, raw, joins)
+        drained += count
+        if count < BATCH:
+            break
+    return drained
+
+
+@njit(nogil=True)
 def _ship(fd: int, loop: Loop, messages: int, count: int) -> None:
     """Send `messages` messages with `count` replies in them."""
     refused = send_joined(fd, loop.out_headers, messages)
@@ -344,11 +374,11 @@ def serve(fd: int, work_event: int, reply_event: int, upload_event: int, most: i
             now = now_ns(time)
             published = rings.control[PUBLISHED]
             loop.counters[_BATCHES] += 1
-            _take_in_batch(fd, loop, rings, store, received, now, most, raw, upload_event)
+            _take_in_batch(fd, loop, rings, store, received, now, most, raw, joins, upload_event)
             if work_event >= 0 and rings.control[PUBLISHED] != published:
                 signal(work_event, rings.control[PUBLISHED] - published)
             _expect(loop, received)
-        drained = _drain(fd, loop, rings, store, time, raw, joins)
+        drained = _drain_all(fd, loop, rings, store, time, raw, joins)
         arrived = rings.control[ARRIVED]
         if arrived and load_acquire(rings.control, UPLOADED) == arrived:
             _acknowledge(fd, loop, rings, store, raw)

@@ -48,6 +48,8 @@ class Loop(NamedTuple):
     in_controls: np.ndarray
     frame: np.ndarray
     answers: np.ndarray
+    asked_by: np.ndarray
+    """The message of the batch that each answer goes back to."""
     out_headers: np.ndarray
     out_vectors: np.ndarray
     out_controls: np.ndarray
@@ -66,6 +68,7 @@ def make_loop() -> Loop:
         controls(BATCH),
         np.zeros(ONE_FRAME, np.uint8),
         np.zeros((BATCH, HEADER_BYTES), np.uint8),
+        np.zeros(BATCH, np.int64),
         message_headers(BATCH),
         np.zeros((BATCH, 2), np.uint64),
         controls(BATCH),

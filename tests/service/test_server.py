@@ -17,6 +17,8 @@ from streamdsb.service.replies import LoadedModel, RequestRefused
 from streamdsb.service.server import Server
 from streamdsb.service.servers import make_server
 from validation import oracle_solve
+from validation.bench_service_network import exchange_all
+from validation.bench_service_requests import requests_for
 
 pytestmark = pytest.mark.processes
 
@@ -399,3 +401,15 @@ def test_a_client_that_is_closed_says_so(server: Server) -> None:
     ):
         with pytest.raises(UserError, match=r"^this client of .* is closed; open another one$"):
             use()
+
+
+def test_requests_that_come_together_are_all_refused(server: Server) -> None:
+    """More of them in a message than refusals go out at once, from several clients."""
+    count = 1000
+    nobody = LoadedModel(63, 1, 20)
+    frames = requests_for(nobody, count, 1, 1)
+    with Client(server.address) as one, Client(server.address) as other:
+        replies, _, received = exchange_all([one, other], frames, np.zeros(count, np.int64), count, False)
+    assert (received > 0).all()
+    statuses = np.ascontiguousarray(replies[:, :64]).view(RESULT)["status"]
+    assert (statuses == Status.UNKNOWN_MODEL).all()
