@@ -261,6 +261,7 @@ def test_a_run_that_is_resumed_after_a_kill(tmp_path: Path) -> None:
     with started_run(tmp_path, config) as run:
         wait_until(lambda: len(find_checkpoints(run.out)) > 0)
         run.command.kill()
+        run.end()
         assert run.passes() <= 300
     settings = ["--set", "stream.transport=peer"]
     status, _, err = run_command("run", "--resume", run.out, *settings)
