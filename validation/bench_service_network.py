@@ -15,7 +15,7 @@ import numpy as np
 from streamdsb.errors import RunFailed
 from streamdsb.machine import usable_cores
 from streamdsb.service.client import Client
-from streamdsb.service.exchange import REPLY_ROOM, exchange
+from streamdsb.service.exchange import REPLY_ROOM, collect, exchange, send_when_due
 from streamdsb.service.limits import max_replicas
 from streamdsb.service.messages import RESULT
 from streamdsb.service.models import Format, Model, unpack
@@ -24,6 +24,7 @@ from validation import oracle_solve
 from validation.bench_service_requests import REFERENCE, Figures, check_replies, instance, requests_for
 
 _WARM = 200
+_PATIENCE_NS = 2_000_000_000
 
 
 @contextmanager
@@ -49,10 +50,15 @@ def server_process(*settings: str) -> Iterator[str]:
 
 
 def exchange_all(
-    clients: Sequence[Client], frames: np.ndarray, due: np.ndarray, window: int, spin: bool
+    clients: Sequence[Client],
+    frames: np.ndarray,
+    due: np.ndarray,
+    window: int | None,
+    spin: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Send frames as told, once each, in turn by each client; each client has a thread and its share of the
-    window. Returns replies uint8 (m, REPLY_ROOM), times sent and received, ns.
+    window, or without a window, if it waits busily, a thread that sends and one that takes replies.
+    Returns replies uint8 (m, REPLY_ROOM), times sent and received, ns.
     """
     count, senders = len(frames), len(clients)
     own = np.zeros((count, -(-frames.shape[1] // 8) * 8), np.uint8)
@@ -67,10 +73,19 @@ def exchange_all(
         )
         answers = np.zeros((len(part), REPLY_ROOM), np.uint8)
         sizes, order = np.full(len(part), frames.shape[1]), np.arange(len(part))
-        exchange(
-            client.fileno(), part, sizes, order, np.ascontiguousarray(due[mine]), max(1, window // senders),
-            2_000_000_000, spin, client.joins, answers, times[0], times[1],
-        )  # fmt: skip
+        fd, their_due = client.fileno(), np.ascontiguousarray(due[mine])
+        if window is None and spin:
+            first = part.view("<u8")[0, 3]
+            taking = threading.Thread(target=collect, args=(fd, first, _PATIENCE_NS, answers, times[1]))
+            taking.start()
+            send_when_due(fd, part, sizes, their_due, client.joins, times[0])
+            taking.join()
+        else:
+            share = max(1, (window or count) // senders)
+            exchange(
+                fd, part, sizes, order, their_due, share, _PATIENCE_NS, spin, client.joins, answers, times[0],
+                times[1],
+            )  # fmt: skip
         replies[mine], sent[mine], received[mine] = answers, times[0], times[1]
 
     threads = [
@@ -99,7 +114,7 @@ def measure_loop(
     due = np.zeros(total, np.int64)
     if rate is not None:
         due = np.cumsum(np.random.default_rng(5).exponential(1e9 / rate, total)).astype(np.int64)
-    replies, sent, received = exchange_all(clients, frames, due, window or total, spin)
+    replies, sent, received = exchange_all(clients, frames, due, window, spin)
     headers = np.ascontiguousarray(replies[:, :64]).view(RESULT)[:, 0]
     later = np.arange(total) >= _WARM
     answered = later & (received > 0)
@@ -127,8 +142,8 @@ def _show(run: Figures) -> None:
     load = f"closed {run['outstanding']:>4}" if run["outstanding"] else f"open {run['offered']:>6.0f}/s"
     trip = run["round_trip"]
     print(
-        f"  {load:13} {run['achieved']:9.0f}/s  p50 {trip['p50_us']:8.1f}  p99 {trip['p99_us']:8.1f}"
-        f"  p99.9 {trip['p999_us']:8.1f}  lost {run['lost']}  refused {run['refused']}"
+        f"  {load:13} {run['clients']} clients {run['achieved']:9.0f}/s"
+        f"  p50 {trip['p50_us']:8.1f}  p99 {trip['p99_us']:8.1f}  p99.9 {trip['p999_us']:8.1f}  lost {run['lost']}  refused {run['refused']}"
         f"  queue {run['queue']['p50_us']:8.1f}  solve {run['solve']['p50_us']:7.1f}"
         f"  transmit {run['transmit']['p50_us']:6.1f}  rest {run['rest']['p50_us']:6.1f}"
         f"  wrong {run['mismatches']} of {run['energies_checked']}+{run['solves_checked']}",
@@ -157,8 +172,9 @@ def measure_packets(clients: Sequence[Client], count: int, spin: bool) -> Figure
 def measure_network(server: str, count: int, rates: Sequence[float] = ()) -> Figures:
     """A server on loopback, in a process of its own, with the reference request.
 
-    Closed loop, then open loop at shares of the best closed one and at `rates`, from as many clients as there
-    are cores to spare for them; with many cores, clients wait busily.
+    Closed loop from one client, and above 64 outstanding from as many as there are cores to spare for them;
+    then open loop from one client at shares of the best closed one, and at `rates` from one and from as many.
+    With many cores, clients wait busily.
     """
     form, n, replicas, updates = REFERENCE
     model = instance(form, n)
@@ -174,20 +190,24 @@ def measure_network(server: str, count: int, rates: Sequence[float] = ()) -> Fig
         loaded = clients[0].load(model)
         packets = measure_packets(clients, 10 * count, spin)
 
-        def measure(window: int | None, rate: float | None) -> None:
-            several = rate is not None or (window or 0) > 64
+        def measure(window: int | None, rate: float | None, taking_part: int = 1) -> None:
             requests = count if rate is None else max(count, min(int(rate), 20 * count))
             runs.append(
-                measure_loop(clients if several else clients[:1], model, loaded, requests, window=window,
-                             rate=rate, replicas=replicas, updates=updates, spin=spin)
+                measure_loop(clients[:taking_part], model, loaded, requests, window=window, rate=rate,
+                             replicas=replicas, updates=updates, spin=spin)
             )  # fmt: skip
             _show(runs[-1])
 
-        for window in (1, 4, 16, 64, *((256, 1024) if server != "cpu" else ())):
+        for window in (1, 4, 16, 64):
             measure(window, None)
+        for window in (256, 1024) if server != "cpu" else ():
+            measure(window, None, senders)
         most = max(run["achieved"] for run in runs)
-        for rate in [*(share * most for share in (0.1, 0.25, 0.5, 0.75, 0.9)), *rates]:
-            measure(None, rate)
+        for share in (0.1, 0.25, 0.5, 0.75, 0.9):
+            measure(None, share * most)
+        for taking_part in sorted({1, senders}):
+            for rate in rates:
+                measure(None, rate, taking_part)
     return {"packets_alone": packets, "runs": runs}
 
 

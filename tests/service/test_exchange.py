@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streamdsb import native
-from streamdsb.service.exchange import REPLY_ROOM, exchange
+from streamdsb.service.exchange import REPLY_ROOM, collect, exchange, send_when_due
 from streamdsb.service.limits import FRAME_BYTES, HEADER_BYTES
 from streamdsb.service.messages import MessageType
 from streamdsb.service.segments import can_join
@@ -76,3 +76,23 @@ def test_each_request_goes_out_once(
     )  # fmt: skip
     assert (answered, echo.sizes) == (count, sizes)
     assert (times > 0).all()
+
+
+def test_a_thread_that_sends_and_one_that_takes_replies(asking: tuple[Echo, socket.socket]) -> None:
+    echo, made = asking
+    count = 200
+    frames = np.zeros((count, FRAME_BYTES), np.uint8)
+    frames.view("<u8")[:, 3] = 1000 + np.arange(count)
+    due = 50_000 * np.arange(count)
+    times, replies = np.zeros((2, count), np.int64), np.zeros((count, REPLY_ROOM), np.uint8)
+    sender = threading.Thread(
+        target=send_when_due,
+        args=(made.fileno(), frames, np.full(count, 80), due, can_join(made), times[0]),
+    )
+    sender.start()
+    answered = collect(made.fileno(), 1000, 2_000_000_000, replies, times[1])
+    sender.join()
+    assert (answered, echo.sizes) == (count, [80] * count)
+    assert (times[1] >= times[0]).all()
+    assert (times[0] - times[0, 0] >= due - due[0] - 1_000_000).all()
+    assert (replies.view("<u8")[:, 3] == 1000 + np.arange(count)).all()
