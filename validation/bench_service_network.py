@@ -143,7 +143,8 @@ def _show(run: Figures) -> None:
     trip = run["round_trip"]
     print(
         f"  {load:13} {run['clients']} clients {run['achieved']:9.0f}/s"
-        f"  p50 {trip['p50_us']:8.1f}  p99 {trip['p99_us']:8.1f}  p99.9 {trip['p999_us']:8.1f}  lost {run['lost']}  refused {run['refused']}"
+        f"  p50 {trip['p50_us']:8.1f}  p99 {trip['p99_us']:8.1f}"
+        f"  p99.9 {trip['p999_us']:8.1f}  lost {run['lost']}  refused {run['refused']}"
         f"  queue {run['queue']['p50_us']:8.1f}  solve {run['solve']['p50_us']:7.1f}"
         f"  transmit {run['transmit']['p50_us']:6.1f}  rest {run['rest']['p50_us']:6.1f}"
         f"  wrong {run['mismatches']} of {run['energies_checked']}+{run['solves_checked']}",
