@@ -3,7 +3,10 @@
 Each run of the campaign is killed up to KILLS_PER_RUN times: the coordinator, the generator or the receiver,
 while it starts, in a pass, between passes or while a checkpoint is written.  A run that ends of it goes on
 with `streamdsb run --resume`, perhaps over another transport and with other queues; one that may start a
-process again does so.  The seed decides what is killed and when, as far as a machine lets anybody decide it.
+process again does so.  In some launches the frames cross a link that loses some and lets others overtake;
+others are jobs of mpiexec with several receivers, which end if any process of theirs is killed: rank 0 counts
+as the coordinator, the other ranks as receivers.  The seed decides what is killed and when, as far as a
+machine lets anybody decide it.
 
     python -m validation.fault_campaign --seed 1 --runs 30 --out fault_campaign.json
 """
@@ -11,7 +14,9 @@ process again does so.  The seed decides what is killed and when, as far as a ma
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,11 +39,12 @@ from streamdsb.config import Config, make_config
 from streamdsb.errors import RunFailed
 from streamdsb.machine import describe_machine
 from streamdsb.run_directory import CONFIG, RECORDS, TIMINGS
+from validation import impairment
 
 KILLS_PER_RUN = 6
 ROLES = ("coordinator", "generator", "receiver")
 MOMENTS = ("start", "pass", "boundary", "checkpoint")
-TRANSPORTS = ("shm", "tcp", "udp")
+_LOSS, _HOLD = 0.01, 0.01
 
 _COMMAND = (sys.executable, "-P", "-c", "from streamdsb.cli import main; main()")
 _START_S = 5.0
@@ -51,6 +57,40 @@ _END_S = 30.0
 _HANG_S = 120.0
 
 
+@dataclass(frozen=True)
+class Way:
+    """How a launch of the run goes."""
+
+    transport: str
+    receivers: int = 1
+    generators: int | None = None
+    """Ranks that do nothing but generate."""
+    loses: bool = False
+    """Whether frames get lost and overtake each other."""
+
+    @property
+    def ranks(self) -> int:
+        """Of mpiexec; 1 for none."""
+        return self.receivers + (self.generators or 0)
+
+    def __str__(self) -> str:
+        ranks = f", {self.ranks} ranks" if self.ranks > 1 else ""
+        return self.transport + ", impaired" * self.loses + ranks
+
+
+WAYS = (
+    Way("shm"),
+    Way("tcp"),
+    Way("udp"),
+    Way("udp", loses=True),
+    Way("shm", receivers=2),
+    Way("udp", receivers=2, generators=1, loses=True),
+)
+MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
+if not Path(MPIEXEC).exists():
+    MPIEXEC = shutil.which("mpiexec") or ""
+
+
 @dataclass
 class Kill:
     """A process that was killed."""
@@ -59,7 +99,7 @@ class Kill:
     moment: str
     recorded: int
     """Passes that were on record by then."""
-    transport: str
+    way: str
     partial_checkpoint: bool
     """Whether a checkpoint lay there half written."""
 
@@ -105,7 +145,7 @@ def _campaign(folder: Path, config: Config, seed: int, runs: int) -> dict[str, A
     path = folder / "run.yaml"
     path.write_text(config.to_yaml())
     undisturbed = folder / "undisturbed"
-    with _Launch(path, undisturbed, "shm", 1, 0) as launch:
+    with _Launch(path, undisturbed, Way("shm")) as launch:
         launch.end()
     expected = (undisturbed / RECORDS).read_bytes()
     courses: list[Course] = []
@@ -141,6 +181,9 @@ def _figures(
     click.echo(f"\n{len(courses)} runs of n = {config.n:,} in {seconds:.0f} s, seed {seed}")
     for name, value in totals.items():
         click.echo(f"  {name.replace('_', ' '):28}{value:>14,}")
+    ways = Counter(kill.way for kill in kills)
+    for way in map(str, WAYS):
+        click.echo(f"  {'kills over ' + way:36}{ways[way]:6}")
     click.echo("  kills        " + "".join(f"{moment:>12}" for moment in MOMENTS))
     table = Counter((kill.role, kill.moment) for kill in kills)
     for role in ROLES:
@@ -160,12 +203,14 @@ def _figures(
 def _disturb(path: Path, out: Path, passes: int, rng: random.Random) -> Course:
     """Start a run in `out`, kill and resume until it is complete."""
     course = Course()
+    ways = [way for way in WAYS if way.ranks == 1 or MPIEXEC]
     for _ in range(_LAUNCHES_PER_RUN):
         resumes = (out / CONFIG).exists()
         course.resumes += resumes
         course.beginnings += not resumes
-        transport, queues, restarts = rng.choice(TRANSPORTS), rng.randint(1, 4), rng.choice((0, 2))
-        with _Launch(None if resumes else path, out, transport, queues, restarts) as launch:
+        way, queues, restarts = rng.choice(ways), rng.randint(1, 4), rng.choice((0, 2))
+        seed = rng.randrange(2**32)
+        with _Launch(None if resumes else path, out, way, queues, restarts, seed) as launch:
             killed = _kill_some(launch, passes, course, rng)
             launch.end(may_fail=killed)
             course.recoveries += launch.recoveries
@@ -187,7 +232,7 @@ def _kill_some(launch: _Launch, passes: int, course: Course, rng: random.Random)
             continue
         with suppress(psutil.Error):
             victim.suspend()  # everything stands still soon, and can be looked at
-            kill = Kill(role, moment, launch.recorded(), launch.transport, launch.has_partial_checkpoint())
+            kill = Kill(role, moment, launch.recorded(), str(launch.way), launch.has_partial_checkpoint())
             victim.kill()
             killed = True
             if role == "coordinator" or kill.recorded < passes:  # the others have no work left by then
@@ -200,20 +245,31 @@ def _kill_some(launch: _Launch, passes: int, course: Course, rng: random.Random)
 class _Launch:
     """One `streamdsb run`, and all that it started; a run that goes on has no configuration of its own."""
 
-    def __init__(self, path: Path | None, out: Path, transport: str, queues: int, restarts: int) -> None:
+    def __init__(
+        self, path: Path | None, out: Path, way: Way, queues: int = 1, restarts: int = 0, seed: int = 0
+    ) -> None:
+        launcher = [MPIEXEC, "-n", str(way.ranks)] if way.ranks > 1 else []
+        environment = dict(os.environ)
+        if way.loses:
+            environment = impairment.entered(out.with_suffix(".hook"), _LOSS, _HOLD, seed)
         begin = ["--resume", str(out)] if path is None else [str(path), "--out", str(out), "--overwrite"]
         settings = (
-            f"stream.transport={transport}",
+            f"stream.transport={way.transport}",
             f"stream.queues={queues}",
-            f"recovery.restarts={restarts}",
+            f"recovery.restarts={0 if launcher else restarts}",
+            f"receivers={way.receivers if launcher else 'null'}",
+            f"generators={way.generators or 'null'}",
         )
         options = [word for setting in settings for word in ("--set", setting)]
-        self.transport = transport
+        self.way = way
         self._out = out
         self._log = out.with_suffix(".log")
         with open(self._log, "w") as log:
             self._command = subprocess.Popen(
-                [*_COMMAND, "run", *begin, *options], stdout=subprocess.DEVNULL, stderr=log
+                [*launcher, *_COMMAND, "run", *begin, *options],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=environment,
             )
         self._others: dict[int, psutil.Process] = {}
 
@@ -258,12 +314,19 @@ class _Launch:
         if not self.is_alive:
             return None
         with suppress(psutil.Error):
-            if role == "coordinator":
+            if role == "coordinator" and self.way.ranks == 1:
                 return psutil.Process(self._command.pid)
-            for process in psutil.Process(self._command.pid).children():
-                if role in process.cmdline():
+            for process in self._others.values():
+                if self._is_of_role(process, role):
                     return process
         return None
+
+    def _is_of_role(self, process: psutil.Process, role: str) -> bool:
+        words = process.cmdline()
+        if self.way.ranks == 1 or role == "generator":
+            return role in words
+        is_rank_0 = process.environ().get("PMI_RANK") == "0"
+        return "run" in words and MPIEXEC not in words and is_rank_0 == (role == "coordinator")
 
     def wait_for_orphans(self) -> float:
         """Wait until nothing is left of the run, whose coordinator is dead; the seconds that took."""
@@ -280,7 +343,7 @@ class _Launch:
             status = self._command.wait(_HANG_S)
         except subprocess.TimeoutExpired:
             raise RunFailed(f"{self._out.name} hangs:\n{self.said()}") from None
-        if status and not (may_fail and status in (1, -signal.SIGKILL)):
+        if status and not (may_fail and (self.way.ranks > 1 or status in (1, -signal.SIGKILL))):
             raise RunFailed(f"{self._out.name} ended with status {status}:\n{self.said()}")
 
     def said(self) -> str:
@@ -304,7 +367,8 @@ class _Launch:
         if not self.is_alive:
             return  # its pid may be somebody else's by now
         with suppress(psutil.Error):
-            self._others |= {process.pid: process for process in psutil.Process(self._command.pid).children()}
+            children = psutil.Process(self._command.pid).children(recursive=self.way.ranks > 1)
+            self._others |= {process.pid: process for process in children}
 
 
 def _lives(process: psutil.Process) -> bool:
