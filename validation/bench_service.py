@@ -35,7 +35,10 @@ _STYLES = {"p50_us": "-", "p99_us": "--", "p999_us": ":"}
 
 
 def plot(networks: Figures, output: Path) -> None:
-    """Latency against load of each server, closed loop on the left, open loop on the right."""
+    """Latency of each server against what a closed loop achieves (left) and an open one offers (right).
+
+    Open loops from several clients are drawn paler than those from one.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -44,17 +47,21 @@ def plot(networks: Figures, output: Path) -> None:
     figure, both = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True)
     for axes, kind in zip(both, ("closed", "open"), strict=True):
         for server, network in networks.items():
-            chosen = [
-                run for run in network["runs"] if (run["outstanding"] is not None) == (kind == "closed")
-            ]
-            chosen.sort(key=lambda run: run["achieved"])
-            for mark, style in _STYLES.items():
-                axes.plot(
-                    [run["achieved"] for run in chosen], [run["round_trip"][mark] for run in chosen],
-                    f"{style}o", markersize=3, color=_COLORS[server],
-                    label=f"{server}, {mark.removesuffix('_us').replace('p999', 'p99.9')}",
-                )  # fmt: skip
-        axes.set(xlabel="achieved requests a second", xscale="log", yscale="log", title=f"{kind} loop")
+            runs = [run for run in network["runs"] if (run["outstanding"] is None) == (kind == "open")]
+            runs.sort(key=lambda run: run["outstanding"] or run["offered"])
+            for several in (False, True):
+                chosen = [run for run in runs if several == (kind == "open" and run["clients"] > 1)]
+                for mark, style in _STYLES.items():
+                    axes.plot(
+                        [run["offered"] or run["achieved"] for run in chosen],
+                        [run["round_trip"][mark] for run in chosen],
+                        f"{style}o", markersize=3, color=_COLORS[server],
+                        alpha=0.3 if several else 1.0,
+                        label=f"{server}, {mark.removesuffix('_us').replace('p999', 'p99.9')}"
+                        + (", several clients" if several else ""),
+                    )  # fmt: skip
+        word = {"closed": "achieved", "open": "offered"}[kind]
+        axes.set(xlabel=f"requests a second, {word}", xscale="log", yscale="log", title=f"{kind} loop")
         axes.grid(alpha=0.3, which="both")
     both[0].set_ylabel("round trip, us")
     both[1].legend(fontsize=8)
