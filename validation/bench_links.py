@@ -21,12 +21,11 @@ import shutil
 import socket
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib.metadata import version
+from dataclasses import asdict
 from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -50,6 +49,8 @@ from streamdsb.queues import datagrams, ethernet, udp
 from streamdsb.queues.base import LossyReceiver, LossySender
 from streamdsb.queues.ethernet import EthernetReceiver, EthernetSender
 from streamdsb.queues.udp import SEGMENTS, UdpReceiver, UdpSender
+from validation.bench_check import cost_of_check
+from validation.provenance import provenance
 
 _RUN, _QUEUE, _WINDOW, _BURST, _TIMEOUT_S = 1, 0, 4096, 256, 60.0
 _TURNS = 5
@@ -195,17 +196,19 @@ def main(n: int, output: Path | None) -> None:
         print(f"  {name:44} {rate / 1e9:8.2f}")
     checksums_share = whole / stages["checksums alone"]
     print(f"  {'checksums, of the time of a pass over udp':44} {checksums_share:8.0%}")
+    cost = cost_of_check(layout.replicas, is_lossy=True)
+    check_share = cost.share(whole, PAYLOAD_BYTES)
+    print(f"  {'checking a frame, of the time of a pass over udp':44} {check_share:8.1%}")
     if output is not None:
         figures: Figures = {
-            "command": " ".join(["streamdsb", *sys.argv[1:]]),
-            "machine": machine,
-            "versions": {name: version(name) for name in ("streamdsb", "numpy", "numba", "llvmlite")},
+            **provenance("streamdsb", output),
             "n": n,
             "turns": turns,
             "rates": rates,
             "shares_of_plain": shares,
             "cost_of_loss": whole / lossy - 1,
             "checksums_share_of_pass_time": checksums_share,
+            "sequence_check": {**asdict(cost), "share_of_pass_time": check_share},
             "stages": stages,
         }
         output.write_text(json.dumps(figures, indent=2) + "\n")

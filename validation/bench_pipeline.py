@@ -18,10 +18,10 @@ import multiprocessing
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ from streamdsb.layout import HEADER_WORDS, PAYLOAD_BYTES, Layout, RowRange
 from streamdsb.machine import describe_machine
 from streamdsb.queues import shm, wait_for_any
 from streamdsb.queues.shm import ShmLink, ShmReceiver, ShmSender
+from validation.bench_check import cost_of_check
+from validation.provenance import provenance
 
 _BURST = 256
 _RING = 4
@@ -69,16 +71,12 @@ def main(n: int, output: Path | None) -> None:
         _write_words,
         _read_words,
     )
-    figures: Figures = {
-        "command": " ".join(["streamdsb", *sys.argv[1:]]),
-        "machine": describe_machine(),
-        "versions": {name: version(name) for name in ("streamdsb", "numpy", "numba", "llvmlite")},
-        "n": n,
-    }
+    figures: Figures = {**provenance("streamdsb", output), "n": n}
     print(f"{describe_machine()['cpu']}, {os.cpu_count()} cores, n = {n:,}; GB/s of payload\n")
     others = Others()
     figures["stages"] = _show(dict(_stages(n)))
     figures["pipeline"] = _pipelines(n)
+    figures["sequence_check"] = _cost_of_check(figures["pipeline"])
     figures["between_passes"] = _between_passes()
     figures["step"] = _one_step()
     figures["other_processes"] = share = others.share()
@@ -276,6 +274,20 @@ def _pipelines(n: int) -> Figures:
         figures[name] = fastest | {"turns": [turn[name] for turn in turns]}
         stage_rates = " ".join(f"{stage / 1e9:12.2f}" for stage in fastest["stages"].values())
         print(f"  {name:34} {fastest['rate'] / 1e9:8.2f} {stage_rates} {fastest['share']:18.0%}")
+    return figures
+
+
+def _cost_of_check(pipelines: Figures) -> Figures:
+    """Of a frame beside accumulating it, also as a share of its time in the fastest pipeline of that B."""
+    print(f"\n  {'checking a frame before it is added':44} {'ns':>8} {'of its pass':>12}")
+    figures: Figures = {}
+    for replicas in (1, 8):
+        name = f"B = {replicas}"
+        rate = max(figures["rate"] for key, figures in pipelines.items() if key.endswith(name))
+        cost = cost_of_check(replicas)
+        share = cost.share(rate, PAYLOAD_BYTES)
+        figures[name] = {**asdict(cost), "share_of_pass_time": share}
+        print(f"  {name:44} {1e9 * cost.check_s:8.1f} {share:12.1%}")
     return figures
 
 

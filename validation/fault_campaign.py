@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,9 @@ from coordinator.resume import is_completed
 from streamdsb.checkpoint import FOLDER
 from streamdsb.config import Config, make_config
 from streamdsb.errors import RunFailed
-from streamdsb.machine import describe_machine
 from streamdsb.run_directory import CONFIG, RECORDS, TIMINGS
 from validation import impairment
+from validation.provenance import provenance
 
 KILLS_PER_RUN = 6
 ROLES = ("coordinator", "generator", "receiver")
@@ -137,6 +136,7 @@ def main(seed: int, runs: int, n: int, updates: int, out: Path | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = _campaign(Path(folder), config, seed, runs)
     if out is not None:
+        figures = provenance("python -m validation.fault_campaign", out) | figures
         out.write_text(json.dumps(figures, indent=1) + "\n")
         click.echo(f"written to {out}")
 
@@ -166,7 +166,11 @@ def _campaign(folder: Path, config: Config, seed: int, runs: int) -> dict[str, A
 
 
 def _figures(
-    config: Config, seed: int, courses: list[Course], counts: Counter[str], seconds: float
+    config: Config,
+    seed: int,
+    courses: list[Course],
+    counts: Counter[str],
+    seconds: float,
 ) -> dict[str, Any]:
     """Print what came out; the same for JSON."""
     kills = [kill for course in courses for kill in course.kills]
@@ -189,9 +193,6 @@ def _figures(
     for role in ROLES:
         click.echo(f"  {role:13}" + "".join(f"{table[role, moment]:12}" for moment in MOMENTS))
     return {
-        "command": " ".join(["python", "-m", "validation.fault_campaign", *sys.argv[1:]]),
-        "machine": describe_machine(),
-        "versions": {name: version(name) for name in ("streamdsb", "numpy", "numba", "llvmlite")},
         "seed": seed,
         "config": config.model_dump(mode="json"),
         "seconds": round(seconds, 1),

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ import click
 
 from streamdsb.config import Config, make_config
 from streamdsb.errors import RunFailed
-from streamdsb.machine import describe_machine
 from streamdsb.run_directory import RECORDS, TIMINGS
+from validation.provenance import provenance
 
 _COMMAND = (sys.executable, "-P", "-c", "from streamdsb.cli import main; main()")
 _POLL_S = 0.02
@@ -56,6 +55,7 @@ def main(n: int, replicas: int, passes: int, transport: str, out: Path | None) -
     for role, at_first in figures["memory_at_pass_2"].items():
         click.echo(f"  {role:14}{at_first / 1e6:12.2f}{figures['memory_at_the_end'][role] / 1e6:12.2f}")
     if out is not None:
+        figures = provenance("python -m validation.long_run", out) | figures
         out.write_text(json.dumps(figures, indent=1) + "\n")
         click.echo(f"written to {out}")
     if not figures["is_flat"]:
@@ -94,9 +94,6 @@ def _watch(config: Config, folder: Path) -> dict[str, Any]:
     first, last = samples[0], samples[-1]
     roles = [role for role in last if role != "passes"]
     return {
-        "command": " ".join(["python", "-m", "validation.long_run", *sys.argv[1:]]),
-        "machine": describe_machine(),
-        "versions": {name: version(name) for name in ("streamdsb", "numpy", "numba", "llvmlite")},
         "config": config.model_dump(mode="json"),
         "seconds": round(time.monotonic() - began, 1),
         "passes": len(timings),
