@@ -5,6 +5,7 @@
 records   against the hashes of the CPU backend's records.jsonl (results/cuda/references.json), over 1, 4 and
           8 queues, and with 1 % of frames lost, repeated and delayed
 rates     wall clock of whole passes at n, random couplings, B = 8, over `peer` and over the software card
+receive   one receive warp alone, on a ring that generator and card filled before they ended
 link      what 400 and 800 Gb/s of 4120-byte frames ask of a card and of the kernels, beside what they did
 
 These are the loops of a run; `validation.gpu_check --parts card` makes whole runs.  No network card is
@@ -29,6 +30,7 @@ import numpy as np
 from generator.resend_cuda import Repairs
 from generator.synthesize_cuda import GenerateKernel
 from receiver.accumulate_cuda import ReceiveKernel, shared_memory
+from receiver.check import Count
 from receiver.intake_cuda import LossyIntake
 from receiver.update_cpu import Dynamics, checksum
 from receiver.update_cuda import CudaState
@@ -182,6 +184,52 @@ def measure(say: Any, n: int, device: int, passes: int = 4) -> list[dict[str, fl
     return rows
 
 
+def receive_alone(
+    say: Any, n: int = 64_000, slots: int = 2**18, window: int = 2**17, passes: int = 3
+) -> list[float]:
+    """Frames a second that one receive warp takes in, a pass each time, from a ring that holds all of it.
+
+    From the first that the host sees counted to the last, B = 1; generator and card have ended by then.
+    """
+    rates = []
+    for _ in range(passes):
+        loop = CardLoop(n, 1, 0, "mattis", 1, None, 0, slots, window)
+        frames = loop.layout.frames_per_pass
+        loop.intake.begin_pass(0)
+        loop.generator.start()
+        loop.ring.start(None)
+        loop.generator.permit(0, frames)
+        loop.generator.release(1)
+        deadline = time.monotonic() + 60
+        while not loop.generator.wait_sent(1) and time.monotonic() < deadline:
+            loop.ring.check()
+        time.sleep(0.2)  # the card carries what was sent last
+        loop.generator.stop()
+        loop.ring.stop()
+        loop.receiver.start()
+        try:
+            rates.append(_rate_of_counting(loop, frames))
+        finally:
+            loop.receiver.stop()
+    say("one receive warp alone: " + ", ".join(f"{rate / 1e6:.2f}" for rate in rates) + " M frames/s")
+    return rates
+
+
+def _rate_of_counting(loop: CardLoop, frames: int, timeout_s: float = 30.0) -> float:
+    seen: list[tuple[float, int]] = []
+    deadline = time.monotonic() + timeout_s
+    while not seen or seen[-1][1] < frames:
+        count = int(loop.receiver.counts[0, Count.ACCEPTED])
+        if count > (seen[-1][1] if seen else 0):
+            seen.append((time.perf_counter(), count))
+        if time.monotonic() > deadline:
+            raise RunFailed(
+                f"{frames} frames were not counted in {timeout_s:g} s: {loop.receiver.describe()}"
+            )
+    (start, first), (end, last) = seen[0], seen[-1]
+    return (last - first) / (end - start) if end > start else float("nan")
+
+
 def link_model(say: Any) -> None:
     """What links ask for, a second."""
     say("Gb/s  M frames and descriptors/s  k doorbells and completions/s")
@@ -203,9 +251,11 @@ def main() -> int:
     right = True
     for device in range(devices):
         right &= check_records(print, device)
+    alone = receive_alone(print)
     rows = [row for device in range(devices) for row in measure(print, given.n, device)]
     if given.json:
-        given.json.write_text(json.dumps({"records": right, "n": given.n, "passes": rows}, indent=1) + "\n")
+        figures = {"records": right, "n": given.n, "passes": rows, "receive_warp_frames_per_s": alone}
+        given.json.write_text(json.dumps(figures, indent=1) + "\n")
     print("all records are right" if right else "some records are wrong")
     return 0 if right else 1
 
