@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from receiver.check import FrameCheck, accept_next
 from receiver.mismatches import mismatch_counter
 from streamdsb.jit import inline, kernel
 from streamdsb.layout import BLOCK_WORDS, GROUP_ROWS, Layout, RowRange
@@ -63,6 +64,37 @@ def _block_of(frames: np.ndarray, index: int) -> int:
     return int(frames[index, 5] & np.uint64(0xFFFF_FFFF))
 
 
+@inline
+def _add_run(
+    frames: np.ndarray,
+    accepted: np.ndarray,
+    start: int,
+    stop: int,
+    known: int,
+    block: int,
+    signs: np.ndarray,
+    tile: np.ndarray,
+    tile_block: np.ndarray,
+    counts: np.ndarray,
+    first_row: int,
+    sums: np.ndarray,
+) -> None:
+    """Add frames[accepted[start:stop]], all of one column block; those before accepted[known] come next."""
+    first_word = block * BLOCK_WORDS
+    words = min(BLOCK_WORDS, signs.shape[1] - first_word)
+    if tile_block[0] != block:
+        tile[:, :words] = signs[:, first_word : first_word + words]
+        tile_block[0] = block
+    i = start
+    while i + _ROWS_AT_ONCE <= stop:
+        ahead = min(i + _ROWS_AT_ONCE, known - _ROWS_AT_ONCE)
+        _add_rows(frames, accepted[i:], accepted[ahead:], tile, words, counts, first_row, sums)
+        i += _ROWS_AT_ONCE
+    while i < stop:
+        _add_row(frames, accepted[i:], tile, words, counts, first_row, sums)
+        i += 1
+
+
 @kernel("void(uint64[:, ::1], int32[::1], uint64[:, ::1], uint64[:, ::1], int64[::1], int32[:, ::1], int64)")
 def _accumulate(
     frames: np.ndarray,
@@ -79,27 +111,46 @@ def _accumulate(
     they are contiguous and stay in the first-level cache.
     """
     sums = np.empty(_ROWS_AT_ONCE * _REPLICAS_AT_ONCE, np.uint64)
-    i = 0
-    while i < accepted.size:
+    i, known = 0, accepted.size
+    while i < known:
         block = _block_of(frames, accepted[i])
-        first_word = block * BLOCK_WORDS
-        words = min(BLOCK_WORDS, signs.shape[1] - first_word)
-        if tile_block[0] != block:
-            tile[:, :words] = signs[:, first_word : first_word + words]
-            tile_block[0] = block
         stop = i + 1
-        while stop < accepted.size and _block_of(frames, accepted[stop]) == block:
+        while stop < known and _block_of(frames, accepted[stop]) == block:
             stop += 1
-        while i + _ROWS_AT_ONCE <= stop:
-            ahead = min(i + _ROWS_AT_ONCE, accepted.size - _ROWS_AT_ONCE)
-            _add_rows(frames, accepted[i:], accepted[ahead:], tile, words, counts, first_row, sums)
-            i += _ROWS_AT_ONCE
-        while i < stop:
-            _add_row(frames, accepted[i:], tile, words, counts, first_row, sums)
-            i += 1
+        _add_run(frames, accepted, i, stop, known, block, signs, tile, tile_block, counts, first_row, sums)
+        i = stop
 
 
-KERNELS = (_accumulate,)
+@kernel(
+    "void(uint64[:, ::1], int64[::1], uint64[::1], int64[::1], int32[::1], uint64[:, ::1], uint64[:, ::1], "
+    "int64[::1], int32[:, ::1], int64)"
+)
+def _check_and_accumulate(
+    frames: np.ndarray,
+    place: np.ndarray,
+    state: np.ndarray,
+    outcomes: np.ndarray,
+    accepted: np.ndarray,
+    signs: np.ndarray,
+    tile: np.ndarray,
+    tile_block: np.ndarray,
+    counts: np.ndarray,
+    first_row: int,
+) -> None:
+    """Add the mismatches of those frames that the check's parts, from `place` to `accepted`, let through."""
+    sums = np.empty(_ROWS_AT_ONCE * _REPLICAS_AT_ONCE, np.uint64)
+    i = 0
+    while i < frames.shape[0]:
+        looked, added = accept_next(frames, i, place, state, outcomes, accepted, 0)
+        if added > 0:
+            block = _block_of(frames, i)
+            _add_run(
+                frames, accepted, 0, added, added, block, signs, tile, tile_block, counts, first_row, sums
+            )
+        i += looked
+
+
+KERNELS = (_accumulate, _check_and_accumulate)
 
 
 def _aligned_tile(replicas: int) -> np.ndarray:
@@ -134,15 +185,18 @@ class CpuAccumulator:
 
     def feed(self, queue: int, frames: np.ndarray, accepted: np.ndarray) -> None:
         """Add the frames that the check of `queue` accepted; frames: uint64 (count, 512), accepted: int32."""
-        _accumulate(
-            frames,
-            accepted,
-            self._signs,
-            self._tiles[queue],
-            self._tile_blocks[queue],
-            self._counts,
-            self._rows.start,
-        )
+        _accumulate(frames, accepted, *self._parts(queue))
+
+    def feed_checked(self, check: FrameCheck, frames: np.ndarray) -> None:
+        """Add those of `frames`, uint64 (count, 512), that `check` accepts.
+
+        The same as `feed` with what it accepts, in one go: a header is read once.
+        """
+        _check_and_accumulate(frames, *check.parts, *self._parts(check.queue))
+
+    def _parts(self, queue: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
+        """What the kernels take to add frames of a queue."""
+        return self._signs, self._tiles[queue], self._tile_blocks[queue], self._counts, self._rows.start
 
     def finish_pass(self) -> np.ndarray:
         """The counts of the pass, int32 (B, rows)."""

@@ -30,6 +30,9 @@ class Count(IntEnum):
     """Too far ahead of the first missing frame to be remembered."""
 
 
+PASS = 1
+"""Which entry of `place_of` is the pass."""
+
 END_FOUND = -100
 """Verdict on a PASS_END frame."""
 
@@ -119,51 +122,57 @@ def count_in_order(
     return i - first
 
 
-@kernel(
-    "int64(uint64[:, ::1], int64, int64, int64, int64, int64, int64, int64, uint64[::1], "
-    "int64[::1], int32[::1])"
-)
-def _check_frames(
+@inline
+def accept_next(
     frames: np.ndarray,
-    run: int,
-    pass_index: int,
-    queue: int,
-    n: int,
-    first_row: int,
-    rows: int,
-    blocks: int,
+    first: int,
+    place: np.ndarray,
     state: np.ndarray,
     counts: np.ndarray,
     accepted: np.ndarray,
+    taken: int,
+) -> tuple[int, int]:
+    """Look at frames[first], and at those that follow it in order in its column block.
+
+    place: see `place_of`; state, counts, accepted: the other parts of a FrameCheck.  The indices of those to
+    add go to accepted[taken] and on.  How many frames were looked at, and how many of them are to be added.
+    """
+    run, pass_index, queue, n, first_row, rows, blocks = place
+    next_sequence = np.int64(state[_NEXT_SEQUENCE])
+    looked = count_in_order(frames, first, next_sequence, run, pass_index, queue, n, first_row, rows, blocks)
+    added = looked
+    for k in range(looked):
+        accepted[taken + k] = first + k
+    state[_NEXT_SEQUENCE] += np.uint64(looked)
+    if looked == 0:
+        looked = 1
+        verdict = judge(frames[first], run, pass_index, queue, n, first_row, rows, blocks)
+        if verdict == END_FOUND:
+            state[_ENDED] = np.uint64(1)
+            state[_SENT] = frames[first, 4]
+        elif verdict < 0:
+            counts[-verdict] += 1
+        elif verdict < next_sequence:
+            counts[_DUPLICATE] += 1
+        else:
+            counts[_MISSING] += verdict - next_sequence
+            state[_NEXT_SEQUENCE] = np.uint64(verdict + 1)
+            accepted[taken] = first
+            added = 1
+    counts[_ACCEPTED] += added
+    return looked, added
+
+
+@kernel("int64(uint64[:, ::1], int64[::1], uint64[::1], int64[::1], int32[::1])")
+def _check_frames(
+    frames: np.ndarray, place: np.ndarray, state: np.ndarray, counts: np.ndarray, accepted: np.ndarray
 ) -> int:
     """Write the indices of the frames to add into `accepted`; return how many there are."""
     taken, i = 0, 0
     while i < frames.shape[0]:
-        in_order = count_in_order(
-            frames, i, np.int64(state[_NEXT_SEQUENCE]), run, pass_index, queue, n, first_row, rows, blocks
-        )
-        for k in range(in_order):
-            accepted[taken + k] = i + k
-        state[_NEXT_SEQUENCE] += np.uint64(in_order)
-        taken += in_order
-        i += in_order
-        if i == frames.shape[0]:
-            break
-        verdict = judge(frames[i], run, pass_index, queue, n, first_row, rows, blocks)
-        if verdict == END_FOUND:
-            state[_ENDED] = np.uint64(1)
-            state[_SENT] = frames[i, 4]
-        elif verdict < 0:
-            counts[-verdict] += 1
-        elif np.uint64(verdict) < state[_NEXT_SEQUENCE]:
-            counts[_DUPLICATE] += 1
-        else:
-            counts[_MISSING] += verdict - np.int64(state[_NEXT_SEQUENCE])
-            state[_NEXT_SEQUENCE] = np.uint64(verdict + 1)
-            accepted[taken] = i
-            taken += 1
-        i += 1
-    counts[_ACCEPTED] += taken
+        looked, added = accept_next(frames, i, place, state, counts, accepted, taken)
+        i += looked
+        taken += added
     return taken
 
 
@@ -180,6 +189,11 @@ def reasons_text(counts: np.ndarray) -> str:
     return f" ({rejected})" if rejected else ""
 
 
+def place_of(layout: Layout, queue: int, rows: RowRange, run: int) -> np.ndarray:
+    """What the headers of a queue's frames are held against, int64 (7,), as `judge` takes it; pass 0."""
+    return np.array([run, 0, queue, layout.n, rows.start, len(rows), layout.column_blocks], np.int64)
+
+
 class FrameCheck:
     """Decides for one queue which frames are added, and counts the others by reason.
 
@@ -188,47 +202,30 @@ class FrameCheck:
 
     def __init__(self, layout: Layout, queue: int, rows: RowRange, run: int, burst_frames: int) -> None:
         self.queue = queue
-        self._layout = layout
-        self._rows = rows
-        self._run = run
-        self._pass = 0
+        self.expected = len(rows) * layout.column_blocks
+        """TILE frames that make this queue's pass complete."""
+        self._place = place_of(layout, queue, rows, run)
         self._state = np.zeros(3, np.uint64)
         self._accepted = np.empty(burst_frames, np.int32)
         self.counts = np.zeros(len(Count), np.int64)
         """Frames of the current pass by what happened to them, int64 (len(Count),)."""
+        self.parts = self._place, self._state, self.counts, self._accepted
+        """What `accept_next` takes."""
 
     def begin_pass(self, pass_index: int) -> None:
         """Expect the frames of `pass_index` from sequence number 0."""
-        self._pass = pass_index
+        self._place[PASS] = pass_index
         self._state[:] = 0
         self.counts[:] = 0
 
     def accept(self, frames: np.ndarray) -> np.ndarray:
         """Indices, int32, of those of `frames`, uint64 (count <= burst_frames, 512), that are to be added."""
-        taken = _check_frames(
-            frames,
-            self._run,
-            self._pass,
-            self.queue,
-            self._layout.n,
-            self._rows.start,
-            len(self._rows),
-            self._layout.column_blocks,
-            self._state,
-            self.counts,
-            self._accepted,
-        )
-        return self._accepted[:taken]
+        return self._accepted[: _check_frames(frames, *self.parts)]
 
     @property
     def ended(self) -> bool:
         """True once the sender's PASS_END has come."""
         return bool(self._state[_ENDED])
-
-    @property
-    def expected(self) -> int:
-        """TILE frames that make this queue's pass complete."""
-        return len(self._rows) * self._layout.column_blocks
 
     def fault(self) -> str | None:
         """What is wrong with this queue's pass, or still missing, in a sentence, or None."""
@@ -237,6 +234,6 @@ class FrameCheck:
             return None
         counted = f", the sender counted {sent}" if self.ended else ""
         return (
-            f"pass {self._pass}, queue {self.queue}: {accepted} of {self.expected} frames were"
+            f"pass {self._place[PASS]}, queue {self.queue}: {accepted} of {self.expected} frames were"
             f" added{counted}{reasons_text(self.counts)}"
         )

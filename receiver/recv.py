@@ -34,7 +34,7 @@ class QueueIntake:
         frames = self.end.receive()
         if frames is None:
             return False
-        accumulator.feed(self.check.queue, frames, self.check.accept(frames))
+        accumulator.feed_checked(self.check, frames)
         self.end.release()
         return True
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from receiver.answers import Answers, Standing
-from receiver.check import END_FOUND, Count, judge, reasons_text
+from receiver.check import END_FOUND, PASS, Count, count_in_order, judge, place_of, reasons_text
 from streamdsb.feedback import MAX_RANGES
 from streamdsb.jit import inline, kernel
 from streamdsb.layout import Layout, RowRange, ceil_div
@@ -32,20 +32,11 @@ def _word_of(sequence: int, added: np.ndarray) -> int:
     return (sequence >> 6) % added.size
 
 
-@kernel(
-    "int64(uint64[:, ::1], uint32[::1], int64, int64, int64, int64, int64, int64, int64, int64[::1], "
-    "uint64[::1], int64[::1], int32[::1])"
-)
+@kernel("int64(uint64[:, ::1], uint32[::1], int64[::1], int64[::1], uint64[::1], int64[::1], int32[::1])")
 def _admit(
     frames: np.ndarray,
     sums: np.ndarray,
-    run: int,
-    pass_index: int,
-    queue: int,
-    n: int,
-    first_row: int,
-    rows: int,
-    blocks: int,
+    place: np.ndarray,
     state: np.ndarray,
     added: np.ndarray,
     counts: np.ndarray,
@@ -53,12 +44,25 @@ def _admit(
 ) -> int:
     """Write the indices of the frames to add into `accepted`; return how many there are.
 
-    sums: what the payloads hash to; added: for each frame from the base on, whether it has been added, a
-    ring of bits.
+    sums: what the payloads hash to; place: see `place_of`; added: for each frame from the base on, whether
+    it has been added, a ring of bits.
     """
-    taken = 0
+    run, pass_index, queue, n, first_row, rows, blocks = place
+    taken, i = 0, 0
     expected = rows * blocks
-    for i in range(frames.shape[0]):
+    while i < frames.shape[0]:
+        base = state[_BASE]
+        if state[_HIGHEST] == base:
+            # nothing has come beyond it, so no bit is set
+            in_order = count_in_order(frames, i, base, run, pass_index, queue, n, first_row, rows, blocks)
+            first = i
+            while i < first + in_order and np.uint64(sums[i]) == frames[i, 6] >> np.uint64(32):
+                accepted[taken] = i
+                taken += 1
+                i += 1
+            state[_BASE] = state[_HIGHEST] = base + i - first
+            if i > first:
+                continue
         verdict = judge(frames[i], run, pass_index, queue, n, first_row, rows, blocks)
         if verdict == END_FOUND:
             if np.int64(frames[i, 3]) == expected and np.int64(frames[i, 4]) == expected:
@@ -71,9 +75,10 @@ def _admit(
             counts[-verdict] += 1
         elif np.uint64(sums[i]) != frames[i, 6] >> np.uint64(32):
             counts[_CORRUPT] += 1
-        elif verdict >= state[_BASE] + 64 * added.size:
+        elif verdict >= base + 64 * added.size:
             counts[_OVERRUN] += 1
-        elif verdict < state[_BASE] or added[_word_of(verdict, added)] & _bit_of(verdict):
+            state[_HIGHEST] = max(state[_HIGHEST], verdict + 1)  # so that it is asked for
+        elif verdict < base or added[_word_of(verdict, added)] & _bit_of(verdict):
             counts[_DUPLICATE] += 1
             state[_REPEATED] = 1
         else:
@@ -81,11 +86,11 @@ def _admit(
             state[_HIGHEST] = max(state[_HIGHEST], verdict + 1)
             accepted[taken] = i
             taken += 1
-            base = state[_BASE]
             while added[_word_of(base, added)] & _bit_of(base):
                 added[_word_of(base, added)] &= ~_bit_of(base)
                 base += 1
             state[_BASE] = base
+        i += 1
     counts[_ACCEPTED] += taken
     return taken
 
@@ -133,10 +138,9 @@ class Window:
         budget: float,
     ) -> None:
         self.queue = queue
-        self._layout = layout
-        self._rows = rows
-        self._run = run
-        self._pass = 0
+        self.expected = len(rows) * layout.column_blocks
+        """TILE frames that make this queue's pass complete."""
+        self._place = place_of(layout, queue, rows, run)
         self._state = np.zeros(4, np.int64)
         self._added = np.zeros(ceil_div(window, 64) + 1, np.uint64)
         self._accepted = np.empty(burst_frames, np.int32)
@@ -148,7 +152,7 @@ class Window:
 
     def begin_pass(self, pass_index: int) -> None:
         """Expect the frames of `pass_index`."""
-        self._pass = pass_index
+        self._place[PASS] = pass_index
         self._state[:] = 0
         self._added[:] = 0
         self.counts[:] = 0
@@ -163,21 +167,7 @@ class Window:
         """Indices, int32, of those of `frames`, uint64 (<= burst_frames, >= 512), that are to be added."""
         sums = self._sums[: len(frames)]
         checksums(frames, sums)
-        taken = _admit(
-            frames,
-            sums,
-            self._run,
-            self._pass,
-            self.queue,
-            self._layout.n,
-            self._rows.start,
-            len(self._rows),
-            self._layout.column_blocks,
-            self._state,
-            self._added,
-            self.counts,
-            self._accepted,
-        )
+        taken = _admit(frames, sums, self._place, self._state, self._added, self.counts, self._accepted)
         return self._accepted[:taken]
 
     def answer(self, now: float) -> np.ndarray | None:
@@ -206,16 +196,11 @@ class Window:
         """True once the sender's PASS_END and every frame before it have come."""
         return bool(self._state[_ENDED]) and int(self._state[_BASE]) == self.expected
 
-    @property
-    def expected(self) -> int:
-        """TILE frames that make this queue's pass complete."""
-        return len(self._rows) * self._layout.column_blocks
-
     def fault(self) -> str | None:
         """What is still wrong with this queue's pass, in a sentence, or None."""
         if self.ended:
             return None
         return (
-            f"pass {self._pass}, queue {self.queue}: {int(self.counts[Count.ACCEPTED])} of {self.expected}"
-            f" frames were added{reasons_text(self.counts)}"
+            f"pass {self._place[PASS]}, queue {self.queue}: {int(self.counts[Count.ACCEPTED])} of"
+            f" {self.expected} frames were added{reasons_text(self.counts)}"
         )

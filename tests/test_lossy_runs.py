@@ -5,15 +5,19 @@ Whatever happens on the way, the records are the same bytes.
 
 import json
 import random
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from generator.resend import LossyFeeder
 from streamdsb.config import Config
-from streamdsb.errors import RunFailed
+from streamdsb.errors import RunFailed, UserError
 from streamdsb.probe import PROBE_PASS
+from streamdsb.queues.ethernet import EthernetReceiver, require_usable
 from streamdsb.queues.udp import UdpReceiver, UdpSender
 from tests.harness import config_of, expected_records, run_in_threads
 
@@ -85,7 +89,8 @@ def lossy_run(n: int = 3000, updates: int = 4, **stream: int | float) -> Config:
 def timings(out: Path) -> dict[str, int]:
     """The sums of what timings.jsonl counts."""
     lines = [json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines()]
-    return {key: sum(line[key] for line in lines) for key in ("resent", "duplicated", "corrupt", "late")}
+    keys = ("resent", "duplicated", "corrupt", "late", "overrun", "restarted")
+    return {key: sum(line[key] for line in lines) for key in keys}
 
 
 @pytest.mark.parametrize(
@@ -130,6 +135,91 @@ def test_two_column_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     config = config_of(n=32_300, replicas=1, updates=1, stream={"transport": "udp"})
     undisturbed = config_of(n=32_300, replicas=1, updates=1)
     assert run_in_threads(config, tmp_path / "a") == run_in_threads(undisturbed, tmp_path / "b")
+
+
+def let_senders_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let them have many times more frames on the way than the receiver has said that it takes."""
+    begin = LossyFeeder.__init__
+
+    def begin_in_a_hurry(self: LossyFeeder, *arguments: Any) -> None:
+        begin(self, *arguments)
+        self._window *= 4
+
+    monkeypatch.setattr(LossyFeeder, "__init__", begin_in_a_hurry)
+
+
+def test_frames_from_beyond_the_window_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_senders_hurry(monkeypatch)
+    tamper(monkeypatch, Mischief(9, lose=0.02), Mischief())
+    config = lossy_run(n=1000, updates=2, window_frames=64, timeout_s=10.0)
+    assert run_in_threads(config, tmp_path / "run") == expected_records(config)
+    counts = timings(tmp_path / "run")
+    assert counts["overrun"] > 0, counts
+    assert counts["restarted"] == 0
+
+
+def udp_drops(end: UdpReceiver) -> int:
+    """Datagrams that came while the socket's buffer was full."""
+    port = end._socket.getsockname()[1]
+    lines = [line.split() for line in Path("/proc/net/udp").read_text().splitlines()[1:]]
+    return sum(int(words[-1]) for words in lines if int(words[1].rpartition(":")[2], 16) == port)
+
+
+@pytest.mark.parametrize("transport", ["udp", "ethernet"])
+def test_frames_that_find_no_room_come_again(
+    transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the socket's buffer or the ring of a receiver that takes a nap."""
+    if transport == "ethernet":
+        try:
+            require_usable("lo")
+        except UserError as error:
+            pytest.skip(str(error))
+    let_senders_hurry(monkeypatch)
+    kind: Any = UdpReceiver if transport == "udp" else EthernetReceiver
+    receive, ends = kind.receive, list[Any]()
+
+    def receive_late(self: Any) -> np.ndarray | None:
+        ends[:] = [self]
+        time.sleep(0.002)
+        return receive(self)
+
+    monkeypatch.setattr(kind, "receive", receive_late)
+    lo = {"interface": "lo"}
+    config = config_of(
+        n=1000,
+        updates=2,
+        stream={"transport": transport, "window_frames": 64, "burst_frames": 64, "timeout_s": 10.0},
+        generator=lo if transport == "ethernet" else {},
+        receiver=lo if transport == "ethernet" else {},
+    )
+    assert run_in_threads(config, tmp_path / "run") == expected_records(config)
+    (end,) = ends
+    assert (udp_drops(end) if transport == "udp" else end.dropped) > 0
+    counts = timings(tmp_path / "run")
+    assert counts["resent"] > 0, counts
+    assert counts["restarted"] == 0
+
+
+def test_a_frame_that_never_comes_ends_the_run_with_the_counters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = UdpSender.commit
+
+    def commit_altered(self: UdpSender, count: int) -> None:
+        frames = self.acquire()
+        assert frames is not None
+        is_doomed = (frames[:count, 3] == 1234) & (frames[:count, 2] >> np.uint64(32) == 2)
+        frames[:count][is_doomed, 100] ^= np.uint64(1)
+        commit(self, count)
+
+    monkeypatch.setattr(UdpSender, "commit", commit_altered)
+    config = lossy_run(timeout_s=1.0)
+    with pytest.raises(RunFailed, match=r"stream\.timeout_s\): pass 2, queue 0: 2999 of 3000 .* corrupt\)"):
+        run_in_threads(config, tmp_path / "run")
+    recorded = (tmp_path / "run" / "records.jsonl").read_text()
+    assert recorded.count("\n") == 2
+    assert expected_records(config).startswith(recorded)
 
 
 def test_a_link_that_brings_nothing_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,30 +1,38 @@
 """What it costs to look at the header of each frame before it is added.
 
-The same frames are added by the same kernel twice, once as the check lets them through and once all of them,
-unlooked at, in turns taken alternately.  On a link that loses frames both sides hash the payloads, since
-that is another cost.  There are more frames than caches hold, so that headers come from memory, as in a
-pipeline they come from another core.
+The same frames are added by the same kernel, once as the check lets them through and once all of them,
+unlooked at, in turns taken alternately; only that is timed.  As in a pipeline, frames of a lossless queue
+come from another core, which writes them into the ring in shared memory, and those of a link that may lose
+them have just been copied by this one.  On the latter both sides hash the payloads: that is another cost.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from receiver.accumulate_cpu import CpuAccumulator
-from receiver.check import FrameCheck
+from receiver.check import Count, FrameCheck
 from receiver.window import Window
 from streamdsb.frame import FrameType, empty_frames, write_headers
-from streamdsb.layout import HEADER_WORDS, Layout
+from streamdsb.layout import HEADER_WORDS, PAYLOAD_BYTES, Layout
 from streamdsb.payload_checksum import checksums, write_checksums
+from streamdsb.queues import wait_for_any
+from streamdsb.queues.shm import ShmLink, ShmReceiver, ShmSender
 
 _RUN = 1
-_BURST = 256
-_BURSTS = 96
-_TURN_PAIRS = 41
+_BURST, _RING, _WINDOW = 256, 4, 4096
+_BURSTS = 48
+_PAIRS = 61
+
+Bursts = Callable[[], Iterator[np.ndarray]]
+"""The bursts of a pass, one after another."""
 
 
 @dataclass(frozen=True)
@@ -35,53 +43,130 @@ class Cost:
     without_s: float
     check_s: float
 
-    def share(self, rate: float, payload_bytes: int) -> float:
-        """Of the time that a frame takes in passes at `rate` bytes a second."""
-        return self.check_s * rate / payload_bytes
+    def share(self, rate: float) -> float:
+        """Of the time that a frame takes in passes at `rate` bytes of payload a second."""
+        return self.check_s * rate / PAYLOAD_BYTES
 
 
-def cost_of_check(replicas: int, is_lossy: bool = False) -> Cost:
-    """Of checking a frame beside accumulating it for so many replicas, on one core."""
-    layout = Layout(_BURST * _BURSTS, replicas, 1)
-    bursts = [_burst(layout, k * _BURST) for k in range(_BURSTS)]
-    check: FrameCheck | Window = FrameCheck(layout, 0, layout.rows, _RUN, _BURST)
-    if is_lossy:
-        check = Window(layout, 0, layout.rows, _RUN, _BURST, 4096, 1.0)
+def cost_of_check(replicas: int) -> Cost:
+    """Of a check beside accumulation for so many replicas, frames coming from another core."""
+    layout = _layout(replicas)
+    check = FrameCheck(layout, 0, layout.rows, _RUN, _BURST)
     accumulator = CpuAccumulator(layout, layout.rows)
-    signs = np.random.default_rng(0).integers(0, 2**64, (replicas, layout.bitmap_words), np.uint64)
+    link = ShmLink.create(_BURST, _RING)
+    writer = multiprocessing.get_context("fork").Process(target=_write_passes, args=(link, layout))
+    writer.start()
+    end = ShmReceiver(link.ring, link.receiver_bell, _BURST, _RING, "the writer")
+
+    def bursts() -> Iterator[np.ndarray]:
+        for _ in range(_BURSTS):
+            while (frames := end.receive()) is None:
+                wait_for_any([end], 1.0)
+            yield frames
+            end.release()
+
+    every = np.arange(_BURST, dtype=np.int32)
+    cost = _compare(
+        layout,
+        accumulator,
+        check,
+        bursts,
+        lambda frames: accumulator.feed_checked(check, frames),
+        lambda frames: accumulator.feed(0, frames, every),
+    )
+    writer.join()
+    end.close()
+    os.close(link.sender_bell)
+    return cost
+
+
+def cost_of_window(replicas: int) -> Cost:
+    """Of a window, without its checksums, beside accumulation for so many replicas."""
+    layout = _layout(replicas)
+    window = Window(layout, 0, layout.rows, _RUN, _BURST, _WINDOW, 1.0)
+    accumulator = CpuAccumulator(layout, layout.rows)
+    buffer = empty_frames(_BURST)
+    sent = [_burst(layout, k) for k in range(_BURSTS)]
     every, sums = np.arange(_BURST, dtype=np.int32), np.empty(_BURST, np.uint32)
+
+    def bursts() -> Iterator[np.ndarray]:
+        for frames in sent:
+            buffer[:] = frames
+            yield buffer
+
+    def hash_and_add(frames: np.ndarray) -> None:
+        checksums(frames, sums)
+        accumulator.feed(0, frames, every)
+
+    return _compare(
+        layout,
+        accumulator,
+        window,
+        bursts,
+        lambda frames: accumulator.feed(0, frames, window.accept(frames)),
+        hash_and_add,
+    )
+
+
+def _compare(
+    layout: Layout,
+    accumulator: CpuAccumulator,
+    check: FrameCheck | Window,
+    bursts: Bursts,
+    add_checked: Callable[[np.ndarray], None],
+    add: Callable[[np.ndarray], None],
+) -> Cost:
+    signs = np.random.default_rng(0).integers(0, 2**64, (layout.replicas, layout.bitmap_words), np.uint64)
 
     def take(is_checked: bool) -> float:
         accumulator.begin_pass(signs)
         check.begin_pass(0)
-        start = time.perf_counter()
-        for frames in bursts:
+        seconds = 0.0
+        for frames in bursts():
+            start = time.perf_counter()
             if is_checked:
-                accumulator.feed(0, frames, check.accept(frames))
+                add_checked(frames)
             else:
-                if is_lossy:
-                    checksums(frames, sums)
-                accumulator.feed(0, frames, every)
-        seconds = time.perf_counter() - start
-        assert not is_checked or check.counts[0] == _BURST * _BURSTS, "frames were refused"
-        return seconds / (_BURST * _BURSTS)
+                add(frames)
+            seconds += time.perf_counter() - start
+        assert not is_checked or check.counts[Count.ACCEPTED] == check.expected, "frames were refused"
+        return seconds / check.expected
 
-    pairs = []
-    for turn in range(_TURN_PAIRS):
-        first = take(turn % 2 == 0)
-        second = take(turn % 2 == 1)
-        pairs.append((first, second) if turn % 2 == 0 else (second, first))
-    checked, unchecked = (statistics.median(side) for side in zip(*pairs, strict=True))
-    return Cost(checked, unchecked, statistics.median(one - other for one, other in pairs))
+    checked: list[float] = []
+    unchecked: list[float] = []
+    for turn in range(2 * _PAIRS):
+        is_checked = turn % 4 in (0, 3)
+        (checked if is_checked else unchecked).append(take(is_checked))
+    differences = [one - other for one, other in zip(checked, unchecked, strict=True)]
+    return Cost(*map(statistics.median, (checked, unchecked, differences)))
 
 
-def _burst(layout: Layout, first_row: int) -> np.ndarray:
-    """Frames of column block 0 as they are sent, uint64 (_BURST, 512)."""
+def _layout(replicas: int) -> Layout:
+    return Layout(_BURST * _BURSTS, replicas, 1)
+
+
+def _write_headers(frames: np.ndarray, layout: Layout, burst: int) -> None:
+    first, columns = burst * _BURST, layout.columns_in(0)
+    write_headers(frames, int(FrameType.TILE), _RUN, 0, first, first, 0, 0, columns)
+
+
+def _burst(layout: Layout, burst: int) -> np.ndarray:
+    """Frames of the only column block as they are sent, uint64 (_BURST, 512)."""
     frames = empty_frames(_BURST)
     words = layout.words_in(0)
-    payload = np.random.default_rng(first_row).integers(0, 2**64, (_BURST, words), np.uint64)
+    payload = np.random.default_rng(burst).integers(0, 2**64, (_BURST, words), np.uint64)
     frames[:, HEADER_WORDS : HEADER_WORDS + words] = payload
-    columns = layout.columns_in(0)
-    write_headers(frames, int(FrameType.TILE), _RUN, 0, first_row, first_row, 0, 0, columns)
+    _write_headers(frames, layout, burst)
     write_checksums(frames)
     return frames
+
+
+def _write_passes(link: ShmLink, layout: Layout) -> None:
+    end = ShmSender(link.ring, link.sender_bell, _BURST, _RING, "the receiver")
+    pattern = _burst(layout, 0)
+    for burst in range(2 * _PAIRS * _BURSTS):
+        while (frames := end.acquire()) is None:
+            wait_for_any([end], 1.0)
+        frames[:] = pattern
+        _write_headers(frames, layout, burst % _BURSTS)
+        end.commit(_BURST)

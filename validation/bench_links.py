@@ -49,7 +49,7 @@ from streamdsb.queues import datagrams, ethernet, udp
 from streamdsb.queues.base import LossyReceiver, LossySender
 from streamdsb.queues.ethernet import EthernetReceiver, EthernetSender
 from streamdsb.queues.udp import SEGMENTS, UdpReceiver, UdpSender
-from validation.bench_check import cost_of_check
+from validation.bench_check import cost_of_window
 from validation.provenance import provenance
 
 _RUN, _QUEUE, _WINDOW, _BURST, _TIMEOUT_S = 1, 0, 4096, 256, 60.0
@@ -196,8 +196,8 @@ def main(n: int, output: Path | None) -> None:
         print(f"  {name:44} {rate / 1e9:8.2f}")
     checksums_share = whole / stages["checksums alone"]
     print(f"  {'checksums, of the time of a pass over udp':44} {checksums_share:8.0%}")
-    cost = cost_of_check(layout.replicas, is_lossy=True)
-    check_share = cost.share(whole, PAYLOAD_BYTES)
+    cost = cost_of_window(layout.replicas)
+    check_share = cost.share(whole)
     print(f"  {'checking a frame, of the time of a pass over udp':44} {check_share:8.1%}")
     if output is not None:
         figures: Figures = {

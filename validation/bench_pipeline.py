@@ -285,7 +285,7 @@ def _cost_of_check(pipelines: Figures) -> Figures:
         name = f"B = {replicas}"
         rate = max(figures["rate"] for key, figures in pipelines.items() if key.endswith(name))
         cost = cost_of_check(replicas)
-        share = cost.share(rate, PAYLOAD_BYTES)
+        share = cost.share(rate)
         figures[name] = {**asdict(cost), "share_of_pass_time": share}
         print(f"  {name:44} {1e9 * cost.check_s:8.1f} {share:12.1%}")
     return figures

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from receiver.accumulate_cpu import CpuAccumulator
+from receiver.check import FrameCheck
 from streamdsb.frame import FrameType, empty_frames, write_headers
 from streamdsb.layout import Layout, RowRange
 
@@ -193,3 +194,43 @@ def test_the_order_of_bursts_does_not_matter(
     for queue, piece in pieces:
         accumulator.feed(queue, piece, all_of(piece))
     assert (accumulator.finish_pass() == expected_counts(couplings, signs)).all()
+
+
+@given(seed=st.integers(0, 2**32), burst=st.sampled_from([1, 7, 64]), replicas=st.sampled_from([1, 3, 9]))
+@settings(max_examples=40, deadline=None)
+def test_checking_and_adding_in_one_go_is_the_same(seed: int, burst: int, replicas: int) -> None:
+    """Of frames that are missing, repeated, swapped, of another run or pass, and whole passes."""
+    layout, rng = Layout(32_300, replicas, 8), np.random.default_rng(seed)
+    rows = layout.queue_rows[3]
+    rows = RowRange(rows.start, rows.start + 65)
+    frames = np.zeros((2 * len(rows) + 1, 512), np.uint64)
+    frames[:, 8:] = rng.integers(0, 2**64, (len(frames), 504), np.uint64)
+    for block in range(2):
+        own, first = frames[block * len(rows) : (block + 1) * len(rows)], block * len(rows)
+        own[:, 8 + layout.words_in(block) :] = 0
+        write_headers(own, int(FrameType.TILE), 1, 0, first, rows.start, block, 3, layout.columns_in(block))
+    write_headers(frames[-1:], int(FrameType.PASS_END), 1, 0, 2 * len(rows), 2 * len(rows), 0, 3, 0)
+    for _ in range(rng.integers(0, 8)):
+        at = rng.integers(0, len(frames), 2)
+        match rng.integers(0, 4):
+            case 0:
+                frames = np.delete(frames, at[0], axis=0)
+            case 1:
+                frames = np.insert(frames, at[0], frames[min(at[1], len(frames) - 1)], axis=0)
+            case 2:
+                frames[at[0] % len(frames), 2] ^= np.uint64(1) << np.uint64(rng.integers(0, 64))
+            case 3:
+                frames[at % len(frames)] = frames[at[::-1] % len(frames)]
+    signs = packed(random_bits(rng, replicas, layout.n))
+    checks = [FrameCheck(layout, 3, rows, 1, burst) for _ in range(2)]
+    apart, together = CpuAccumulator(layout, rows), CpuAccumulator(layout, rows)
+    for check, accumulator in zip(checks, (apart, together), strict=True):
+        check.begin_pass(0)
+        accumulator.begin_pass(signs)
+    for part in bursts(frames, burst):
+        apart.feed(3, part, checks[0].accept(part))
+        together.feed_checked(checks[1], part)
+    np.testing.assert_array_equal(apart.finish_pass(), together.finish_pass())
+    np.testing.assert_array_equal(checks[0].counts, checks[1].counts)
+    assert checks[0].fault() == checks[1].fault()
+    assert checks[0].ended == checks[1].ended

@@ -172,8 +172,17 @@ def test_frames_beyond_the_window_are_not_added_but_asked_for() -> None:
     window = new_window(64)
     assert take(window, 1, 150) == [1]
     assert counted(window) == {"ACCEPTED": 1, "OVERRUN": 1}
-    take(window, END)
-    assert asked_for(window, 0.0) == [0, *range(2, EXPECTED)]
+    assert asked_for(window, 0.0) == [0, *range(2, 151)]
+
+
+def test_a_frame_from_beyond_the_window_is_added_once_the_window_has_got_there() -> None:
+    window = new_window(64)
+    assert take(window, 0, 2, 150, 1) == [0, 2, 1]
+    assert take(window, *range(3, 150)) == list(range(3, 150)), "the one from beyond is not taken for added"
+    assert take(window, 150, 150) == [150]
+    assert take(window, *range(151, END + 1)) == list(range(151, END))
+    assert window.ended
+    assert counted(window) == {"ACCEPTED": EXPECTED, "OVERRUN": 1, "DUPLICATE": 1}
 
 
 def test_a_corrupt_frame_is_a_missing_frame() -> None:
