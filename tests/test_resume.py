@@ -3,6 +3,7 @@
 import random
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +37,16 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def interrupt(folder: Path, number: signal.Signals, after_checkpoints: int) -> tuple[Path, str]:
+def options_of(settings: Sequence[str]) -> list[str]:
+    return [option for setting in settings for option in ("--set", setting)]
+
+
+def interrupt(
+    folder: Path, number: signal.Signals, after_checkpoints: int, settings: Sequence[str] = ()
+) -> tuple[Path, str]:
     """A run of LONG_RUN ended by a signal some time after so many checkpoints; its standard error."""
-    out = folder / "run"
-    command = start_command("run", written_config(folder, LONG_RUN), "--out", out)
+    out, path = folder / "run", written_config(folder, LONG_RUN)
+    command = start_command("run", path, "--out", out, *options_of(settings))
     deadline = time.monotonic() + 60
     newest = 20 * after_checkpoints
     while not any(load_pass(path) >= newest for path in find_checkpoints(out)):
@@ -81,12 +88,33 @@ def test_a_resumed_run_ends_with_the_same_bytes(
         assert f"go on with: streamdsb run --resume {out}" in err
         # the state that entered the dropped pass is on disk: nothing that counted is lost
         assert load_pass(find_checkpoints(out)[0]) == len((out / RECORDS).read_text().splitlines()), err
-    options = [option for setting in settings for option in ("--set", setting)]
-    status, _, err = run_command("run", "--resume", out, *options)
+    finish(out, settings, uninterrupted)
+
+
+def finish(out: Path, settings: Sequence[str], uninterrupted: Path) -> None:
+    """Resume the run in `out`: it ends as if nothing had happened."""
+    status, _, err = run_command("run", "--resume", out, *options_of(settings))
     assert status == 0, err
+    assert "continuing with pass" in err
     for name in (RECORDS, BEST_SPINS, FINAL_SPINS):
         assert (out / name).read_bytes() == (uninterrupted / name).read_bytes(), name
     assert find_checkpoints(out) == []
+
+
+ON_CPU = ("stream.transport=shm", "generator.backend=cpu", "receiver.backend=cpu")
+HALF_ON_GPU = ("stream.transport=tcp", "generator.backend=cpu", "receiver.backend=cuda")
+ON_GPU = ("stream.transport=peer", "generator.backend=cuda", "receiver.backend=cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("before", "after"), [(ON_CPU, HALF_ON_GPU), (ON_CPU, ON_GPU), (HALF_ON_GPU, ON_CPU), (ON_GPU, ON_CPU)]
+)
+def test_a_run_goes_on_on_another_backend(
+    uninterrupted: Path, tmp_path: Path, before: Sequence[str], after: Sequence[str]
+) -> None:
+    out, _ = interrupt(tmp_path, signal.SIGKILL, 1, before)
+    finish(out, after, uninterrupted)
 
 
 def test_a_damaged_checkpoint_costs_the_passes_since_the_one_before(
