@@ -204,7 +204,7 @@ def _accumulate_rate(layout: Layout) -> float:
             sequence = block * layout.n + rows.start
             columns = layout.columns_in(block)
             write_headers(frames, int(FrameType.TILE), 1, 0, sequence, rows.start, block, 0, columns)
-            accumulator.feed(0, frames, checks.accept(frames))
+            accumulator.feed_checked(checks, frames)
 
     return _rate(_payload_of(bursts), accumulate)
 

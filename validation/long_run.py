@@ -91,6 +91,8 @@ def _watch(config: Config, folder: Path) -> dict[str, Any]:
         raise RunFailed(f"the run ended with status {status}:\n{log.read_text()}")
     timings = [json.loads(line) for line in (run / TIMINGS).read_text().splitlines()]
     samples = [sample for sample in samples if 2 <= sample["passes"] < len(timings)]
+    if not samples:
+        raise RunFailed("the run was over before its memory could be looked at; give it more passes")
     first, last = samples[0], samples[-1]
     roles = [role for role in last if role != "passes"]
     return {
