@@ -77,13 +77,32 @@ struct WindowChecker {
         return atomicOr(word(share.window->seen, number), bit) & bit ? DUPLICATE : ACCEPTED;
     }
 
+    // The same for frames that follow each other, one in each of the first `count` lanes, of which the first is
+    // `first`: two words of the window, asked at once, tell all.
+    __device__ u32 admit_run(u64 first, u32 count) const {
+        u64 bits = (1ull << count) - 1, old = 0;
+        u32 shift = first % 64;
+        u64 mine = lane == 0 ? bits << shift : lane == 1 && shift ? bits >> (64 - shift) : 0;
+        if (lane < 2) old = atomicOr(word(share.window->seen, first + 64 * lane), mine);
+        u64 low = __shfl_sync(ALL_LANES, old, 0), high = __shfl_sync(ALL_LANES, old, 1);
+        u64 before = low >> shift | (shift ? high << (64 - shift) : 0);
+        return before >> lane & 1 ? DUPLICATE : ACCEPTED;
+    }
+
     // Up to 32 frames in consecutive slots; what follows each other is published as one unit.
     __device__ void take(u64 slot, u32 count, const uint4* header) {
         u64 sequence = 0, row = 0;
         u32 block = 0, verdict = NOTHING;
         if (lane < count) verdict = judge(header + 4 * lane, sequence, row, block);
         u64 number = start + sequence;
-        if (verdict == ACCEPTED) verdict = admit(number);
+        u64 head = __shfl_sync(ALL_LANES, number, 0);
+        bool in_run = lane >= count || (verdict == ACCEPTED && number == head + lane);
+        if (__all_sync(ALL_LANES, in_run) && head >= base && head + count <= base + 64 * mask) {
+            u32 run = admit_run(head, count);
+            if (lane < count) verdict = run;
+        } else if (verdict == ACCEPTED) {
+            verdict = admit(number);
+        }
         u32 accepted = __ballot_sync(ALL_LANES, verdict == ACCEPTED);
         u64 before = __shfl_up_sync(ALL_LANES, number, 1);
         bool follows = verdict == ACCEPTED && lane && accepted >> (lane - 1) & 1 && number == before + 1 &&
@@ -159,6 +178,7 @@ struct WindowChecker {
     }
 
     __device__ void end_pass() {
+        show();
         if (lane == 0) {
             job.state->sent[queue] = expected;
             store_release(&job.state->ended[queue], pass - job.first_pass + 1);
@@ -181,6 +201,7 @@ struct WindowChecker {
     }
 
     __device__ void run() {
+        bool shown = true;
         for (u32 turn = 0;; turn++) {
             Arrival mine;
             u32 arrived = share.queue.receive(mine);
@@ -195,8 +216,10 @@ struct WindowChecker {
                 for (u32 first = 0; first < count; first += WARP)
                     take(slot + first, count - first < WARP ? count - first : WARP, headers[k] + 4 * first);
             }
-            if (arrived) show();
-            if (!arrived || turn % 8 == 0) {  // not always: it takes a round trip to the L2
+            if (arrived) shown = false;
+            if (!arrived || turn % 8 == 0) {  // not always: it takes round trips to the L2
+                if (!shown) show();
+                shown = true;
                 u64 stop = load_relaxed(&job.state->stop);
                 advance();
                 if (__any_sync(ALL_LANES, stop != 0)) return;

@@ -15,6 +15,7 @@
 
 constexpr u64 RECEIVE_WAIT_NS = 2000;  // so that the receive warp soon sees a stop
 constexpr u32 RECEIVE_MOST = WARP;     // returns as soon as one frame is there
+constexpr u32 RECEIVE_CALLS = 4;       // at most, while all bring that many: what follows takes no longer for more
 
 // GPUs before Hopper do not by themselves see a frame before its completion.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -59,22 +60,25 @@ struct GpunetioQueue {
             __nanosleep(RECEIVE_WAIT_NS);
             return 0;
         }
-        doca_error_t status = doca_gpu_dev_eth_rxq_recv<DOCA_GPUNETIO_ETH_EXEC_SCOPE_WARP, MEMORY_CONSISTENCY>(
-            receive_queue, RECEIVE_MOST, RECEIVE_WAIT_NS, &first, &received, nullptr);
-        if (__any_sync(ALL_LANES, status != DOCA_SUCCESS)) {
-            receive_queue = nullptr;
-            if (threadIdx.x % WARP == 0) store_release_system(fault, RECEIVE_FAULT);
-            return 0;
+        u64 begin = 0;
+        u32 total = 0, count = RECEIVE_MOST;
+        for (u32 call = 0; call < RECEIVE_CALLS && count == RECEIVE_MOST; call++) {
+            doca_error_t status = doca_gpu_dev_eth_rxq_recv<DOCA_GPUNETIO_ETH_EXEC_SCOPE_WARP, MEMORY_CONSISTENCY>(
+                receive_queue, RECEIVE_MOST, call ? 0 : RECEIVE_WAIT_NS, &first, &received, nullptr);
+            if (__any_sync(ALL_LANES, status != DOCA_SUCCESS)) {
+                receive_queue = nullptr;
+                if (threadIdx.x % WARP == 0) store_release_system(fault, RECEIVE_FAULT);
+                break;
+            }
+            __syncwarp();
+            if (!call) begin = first;
+            count = received;
+            total += count;
+            __syncwarp();  // read before the next call writes them
         }
-        __syncwarp();
-        u64 slot = first;
-        u32 count = received;
-        __syncwarp();  // read before the next call writes them
-        if (!count) return 0;
+        if (!total) return 0;
         __threadfence_system();  // the card polls without acquiring
-        u32 left = u32(slots - slot), whole = count < left ? count : left;
-        mine = threadIdx.x % WARP == 0 ? Arrival{slot, 0, whole} : Arrival{0, 0, count - whole};
-        return count > whole ? 2 : 1;
+        return arrivals(begin, total, mine);
     }
 
     __device__ const u8* frame(u64 slot) const { return frames + slot * FRAME_BYTES; }
@@ -124,6 +128,17 @@ struct GpunetioQueue {
     __device__ bool complete(u64 burst) const { return volatile_of(send_queue->cqe_ci) > burst; }
 
   private:
+    // `total` frames from slot `begin` on, which go on at slot 0 behind the last: the k-th part for lane k.
+    __device__ u32 arrivals(u64 begin, u32 total, Arrival& mine) const {
+        u32 left = slots - begin < total ? u32(slots - begin) : total, rest = total - left;
+        u32 before = (left + BURST_FRAMES - 1) / BURST_FRAMES, lane = threadIdx.x % WARP;
+        bool behind = lane < before;
+        u32 skip = (behind ? lane : lane - before) * BURST_FRAMES, in = behind ? left : rest;
+        u32 count = skip < in ? (in - skip < BURST_FRAMES ? in - skip : BURST_FRAMES) : 0;
+        mine = Arrival{(behind ? begin : 0) + skip, 0, count};
+        return before + (rest + BURST_FRAMES - 1) / BURST_FRAMES;
+    }
+
     // Of the block: where it reads that it is to stop, kept for the waits of submit.
     __device__ static const u64*& stop_word() {
         __shared__ const u64* word;

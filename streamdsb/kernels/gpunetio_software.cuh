@@ -78,11 +78,12 @@ __device__ inline doca_error_t doca_gpu_dev_eth_rxq_recv(doca_gpu_eth_rxq* queue
         count = missing ? __ffs(missing) - 1 : 32;
     } while (!count && __shfl_sync(~0u, software_card_time() - start, 0) <= timeout_ns);
     if (lane == 0) {
+        u64 now = taken + count, stride = queue->strides;
         *number = count;
         *first = taken & slots - 1;
-        taken += count;
-        *const_cast<volatile u64*>(&queue->cqe_ci) = taken;
-        if (count) store_release_system(&queue->posted, taken - taken % queue->strides + slots);
+        *const_cast<volatile u64*>(&queue->cqe_ci) = now;
+        // relaxed: the card does not wait until what it gets back was read
+        if (now / stride > taken / stride) store_relaxed_system(&queue->posted, now - now % stride + slots);
     }
     __syncwarp();
     return DOCA_SUCCESS;
