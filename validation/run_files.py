@@ -47,6 +47,9 @@ class Timing(_Open):
     dropped: Natural
     duplicated: Natural
     rejected: Natural
+    corrupt: Natural = 0
+    late: Natural = 0
+    overrun: Natural = 0
 
 
 class Volumes(_Open):

@@ -258,6 +258,10 @@ TAMPERINGS = {
     "frames": (edit_line("timings.jsonl", 9, frames=99), {"frames"}),
     "dropped frames": (edit_line("timings.jsonl", 9, dropped=1), {"frames"}),
     "rejected frames": (edit_line("timings.jsonl", 9, rejected=1), {"frames"}),
+    "late frames of a queue that brings all in order": (
+        edit_line("timings.jsonl", 9, rejected=2, late=2),
+        {"frames"},
+    ),
     "duplicated frames": (edit_line("timings.jsonl", 9, duplicated=1), set()),
     "payload": (edit_line("timings.jsonl", 9, payload_bytes=403_201 * 4), {"volumes", "rates"}),
     "endless payload": (edit_line("timings.jsonl", 9, payload_bytes=10**400), {"files"}),
@@ -369,3 +373,15 @@ def test_a_check_that_does_not_apply_is_no_failure():
     assert passed([Check("a", True, ""), Check("b", None, "not checked: why")])
     assert not passed([Check("a", True, ""), Check("b", False, "")])
     assert str(Check("b", None, "not checked: why")) == "-     b         not checked: why"
+
+
+def test_frames_that_a_lossy_link_spoiled_or_delayed(tmp_path: Path) -> None:
+    """What came again and was added once is no fault of the run; what was refused for another reason is."""
+    config = {"problem": {"source": "random", "n": 300}, "stream": {"transport": "udp"}}
+    streamdsb.run(config, tmp_path / "run")
+    edit_line("timings.jsonl", 3, rejected=6, late=3, corrupt=2, overrun=1)(tmp_path / "run")
+    checks = validate(tmp_path / "run")
+    assert passed(checks), "\n".join(lines(checks))
+    assert "6 were corrupt, late or overrun and came again" in "\n".join(lines(checks))
+    edit_line("timings.jsonl", 3, rejected=7)(tmp_path / "run")
+    assert "1 frames were rejected" in "\n".join(lines(validate(tmp_path / "run")))
