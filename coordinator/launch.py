@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -117,13 +118,18 @@ def _start_pair(token: str) -> list[tuple[str, subprocess.Popen[bytes], Channel]
 
 
 def _python(module: str, arguments: list[str], descriptors: list[int], token: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        # -P: a receiver.py in the user's folder must not be taken for ours
-        [sys.executable, "-P", "-m", module, *arguments],
-        pass_fds=descriptors,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, TOKEN_VARIABLE: token},
-    )
+    # what a terminal sends to all is left to the coordinator, which tells its processes
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        return subprocess.Popen(
+            # -P: a receiver.py in the user's folder must not be taken for ours
+            [sys.executable, "-P", "-m", module, *arguments],
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, TOKEN_VARIABLE: token},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _first_words(role: str, process: subprocess.Popen[bytes], channel: Channel, peers: Peers) -> Hello:

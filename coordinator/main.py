@@ -254,11 +254,15 @@ def _collect(peers: Peers, config: Config, directory: RunDirectory) -> tuple[np.
 
 @contextmanager
 def _signals(peers: Peers) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into an orderly end, where signals can be had."""
+    """Turn Ctrl-C, SIGTERM and SIGHUP into an orderly end, where signals can be had and are not ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
     before = [signal.signal(number, lambda number, _: peers.interrupt(number)) for number in numbers]
     try:
         yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +35,9 @@ class Origin:
 
 
 def inherited_origin(arguments: list[str]) -> Origin:
-    """The origin of a process that a coordinator started: descriptors on the command line.
-
-    The terminal's Ctrl-C is left to the coordinator, which tells its processes.
+    """The origin of a process that a coordinator started, deaf to SIGINT and SIGHUP: descriptors on the
+    command line.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     control, *pairs = arguments
     queues = tuple((int(ring), int(bell)) for ring, bell in (pair.split(":") for pair in pairs))
     connection = socket.socket(fileno=int(control))

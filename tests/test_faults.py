@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ import pytest
 from tests.harness import (
     COMMAND,
     END_S,
+    HANG_S,
     Started,
     config_of,
     run_in_threads,
@@ -162,3 +164,41 @@ def test_ctrl_c_in_a_terminal_reaches_all_three(tmp_path: Path, uninterrupted: s
     assert "Traceback" not in err
     assert not psutil.wait_procs(children, END_S)[1]
     assert_whole_prefix(run.recorded(), uninterrupted)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.15, 0.3, 0.6])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_terminal_that_ends_a_run_while_its_processes_start(
+    number: signal.Signals, after_s: float, tmp_path: Path
+) -> None:
+    command = subprocess.Popen(
+        [*COMMAND, "run", written_config(tmp_path, LONG_RUN), "--out", tmp_path / "run"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_until(lambda: bool(psutil.Process(command.pid).children()))
+    children = psutil.Process(command.pid).children()
+    time.sleep(after_s)
+    os.killpg(command.pid, number)
+    _, err = command.communicate(timeout=END_S)
+    assert command.returncode == 130, err
+    assert f"stopped by {number.name}" in sentence_of(err)
+    assert "Traceback" not in err
+    assert not psutil.wait_procs(children, END_S)[1]
+
+
+def test_a_signal_that_was_set_to_be_ignored_is(tmp_path: Path) -> None:
+    config = config_of(n=1000, updates=3)
+    command = [
+        *map(str, COMMAND),
+        "run",
+        str(written_config(tmp_path, config)),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    deaf = subprocess.Popen(["sh", "-c", f'trap "" HUP; exec {shlex.join(command)}'], stderr=subprocess.PIPE)
+    wait_until(lambda: bool(psutil.Process(deaf.pid).children()))
+    deaf.send_signal(signal.SIGHUP)
+    _, err = deaf.communicate(timeout=HANG_S)
+    assert deaf.returncode == 0, err
