@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any, Protocol
 
 from tqdm import tqdm
@@ -43,15 +44,34 @@ class SilentDisplay:
     def close(self) -> None: ...
 
 
+class _StandardError:
+    """Standard error; what cannot be written there is not worth ending a run for."""
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
+
+    def fileno(self) -> int:
+        return sys.stderr.fileno()
+
+
 class TerminalDisplay:
     """Lines on standard error and a bar with rate and time left; without a terminal, a line now and then."""
 
     def __init__(self) -> None:
         self._bar: Any = None
+        self._out: Any = _StandardError()
 
     def say(self, text: str) -> None:
-        tqdm.write(text, file=sys.stderr)
-        sys.stderr.flush()
+        tqdm.write(text, file=self._out)
+        self._out.flush()
 
     def start(self, config: Config, first_pass: int) -> None:
         self._frames_per_pass = config.layout.frames_per_pass
@@ -65,7 +85,7 @@ class TerminalDisplay:
             dynamic_ncols=True,
             mininterval=0.25 if sys.stderr.isatty() else 10.0,
             desc=f"pass {first_pass}",
-            file=sys.stderr,
+            file=self._out,
         )
 
     def show_frames(self, pass_index: int, frames: int) -> None:

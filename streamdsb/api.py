@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamdsb.config import Config, load_config, make_config
 from streamdsb.errors import UserError
+from streamdsb.standard_streams import open_missing
 
 if TYPE_CHECKING:
     from coordinator.main import RunResult
@@ -32,8 +33,10 @@ def run(
 
     Returns a RunResult: energies int64 (K + 1, B) of 2E in each pass, spins int8 (n,) of ±1 with the
     lowest energy of the run, records (the lines of records.jsonl), summary, directory (None without out).
-    Raises UserError for what cannot be run and RunFailed for a run that did not finish.
+    Raises UserError for what cannot be run and RunFailed for a run that did not finish; in the main thread
+    Ctrl-C ends the run and raises Interrupted, which is a RunFailed and no KeyboardInterrupt.
     """
+    open_missing()
     _import_packages()
     from coordinator.main import run_here
     from coordinator.progress import SilentDisplay, TerminalDisplay

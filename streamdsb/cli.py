@@ -19,6 +19,7 @@ from streamdsb.cli_bench import bench, receiver_counts
 from streamdsb.cli_types import OutputFile, Positive
 from streamdsb.errors import StreamdsbError, UserError
 from streamdsb.service.cli import request, serve
+from streamdsb.standard_streams import open_missing
 
 if TYPE_CHECKING:
     from streamdsb.communicator import Communicator
@@ -30,6 +31,7 @@ class _Commands(click.Group):
     _is_interrupted = False
 
     def invoke(self, ctx: click.Context) -> object:
+        open_missing()
         if threading.current_thread() is threading.main_thread():
             self._is_interrupted = False
             signal.signal(signal.SIGTERM, self._interrupt)  # until a command does more about it
