@@ -24,7 +24,7 @@ from streamdsb.errors import UserError
 from streamdsb.layout import Layout, RowRange
 
 FOLDER = "checkpoints"
-_SUFFIX = ".checkpoint"
+_SUFFIX, _PARTIAL = ".checkpoint", ".partial"
 _KEPT = 2
 _CHUNK_BYTES = 8 << 20
 _DIGEST_BYTES = 8
@@ -77,6 +77,17 @@ def find_checkpoints(run_directory: Path) -> list[Path]:
     return sorted((run_directory / FOLDER).glob(f"pass-*{_SUFFIX}"), reverse=True)
 
 
+def strangers_among_checkpoints(run_directory: Path) -> list[str]:
+    """What lies in the folder of a run's checkpoints and is none, whole or half written; with the folder."""
+    folder = run_directory / FOLDER
+    names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    return [
+        f"{FOLDER}/{name}"
+        for name in names
+        if not (name.startswith("pass-") and name.endswith((_SUFFIX, _PARTIAL)))
+    ]
+
+
 def _pass_of(path: Path) -> str:
     """The part of the name that files of one pass share."""
     return path.name.partition(".")[0]
@@ -92,7 +103,7 @@ def save(path: Path, checkpoint: Checkpoint) -> int:
 
     Raises UserError if the disk does not take it; what stood there before still stands.
     """
-    partial = path.with_suffix(".partial")
+    partial = path.with_suffix(_PARTIAL)
     try:
         path.parent.mkdir(exist_ok=True)
         with open(partial, "wb") as file:

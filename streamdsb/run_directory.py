@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from streamdsb.checkpoint import FOLDER, find_checkpoints
+from streamdsb.checkpoint import FOLDER, find_checkpoints, strangers_among_checkpoints
 from streamdsb.errors import UserError
 
 CONFIG = "config.yaml"
@@ -69,7 +69,7 @@ def _refuse_contents(path: Path, overwrite: bool) -> None:
     found = sorted(entry.name for entry in path.iterdir())
     if found and not overwrite:
         raise UserError(f"--out {path} exists and is not empty; name another directory or add --overwrite")
-    strangers = [name for name in found if name not in (*_ALL, FOLDER)]
+    strangers = [name for name in found if name not in (*_ALL, FOLDER)] + strangers_among_checkpoints(path)
     if strangers:
         raise UserError(
             f"--out {path}: --overwrite replaces a run, but {strangers[0]} in it is not part of one"
@@ -150,7 +150,10 @@ class RunDirectory:
 
     def forget_checkpoints(self) -> None:
         """Remove all checkpoints: the run is complete, or a new one takes its place."""
-        shutil.rmtree(self.path / FOLDER, ignore_errors=True)
+        if not strangers_among_checkpoints(self.path):
+            shutil.rmtree(self.path / FOLDER, ignore_errors=True)
+        for path in find_checkpoints(self.path):
+            path.unlink(missing_ok=True)
 
     def write_config(self, text: str) -> None:
         self._write_whole(CONFIG, text.encode())

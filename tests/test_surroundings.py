@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import config_of, expected_records, run_command, sentence_of, written_config
+from tests.harness import COMMAND, config_of, expected_records, run_command, sentence_of, written_config
 
 FILLS_A_DISK = config_of(n=100, updates=1000)
 
@@ -75,3 +76,37 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     assert status == 2
     assert f"127.0.0.1:{port}" in sentence_of(err)
     assert not (tmp_path / "run").exists()
+
+
+def test_overwriting_spares_what_lies_among_checkpoints(tmp_path: Path) -> None:
+    path, out = written_config(tmp_path, config_of(n=100)), tmp_path / "run"
+    assert run_command("run", path, "--out", out)[0] == 0
+    (out / "checkpoints").mkdir()
+    (out / "checkpoints" / "pass-00000003.partial").write_text("half a checkpoint")
+    assert run_command("run", path, "--out", out, "--overwrite")[0] == 0
+    assert not (out / "checkpoints").exists()
+    (out / "checkpoints").mkdir()
+    (out / "checkpoints" / "thesis.tex").write_text("years of work")
+    status, _, err = run_command("run", path, "--out", out, "--overwrite")
+    assert status == 2
+    assert "checkpoints/thesis.tex" in sentence_of(err)
+    assert (out / "checkpoints" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("streams", ["<&-", "<&- >&-", "2>&-", "2>/dev/full", ">/dev/full", "<&- >&- 2>&-"])
+def test_standard_streams_that_are_closed_or_full(streams: str, tmp_path: Path) -> None:
+    config = config_of(n=100)
+    command = [*COMMAND, "run", str(written_config(tmp_path, config)), "--out", str(tmp_path / "run")]
+    done = subprocess.run(
+        ["sh", "-c", f"exec {shlex.join(command)} {streams}"], capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "records.jsonl").read_text() == expected_records(config)
+
+
+def test_a_configuration_in_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    path = written_config(tmp_path, config_of(n=100))
+    path.write_text("# ünï\n" + path.read_text(), encoding="utf-8")
+    plain = {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+    status, _, err = run_command("plan", path, environment=plain)
+    assert status == 0, err
