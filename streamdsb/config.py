@@ -341,7 +341,7 @@ def load_config(path: Path, settings: Iterable[str] = ()) -> Config:
     Raises UserError with one sentence that names the key, the value and what is allowed.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise UserError(f"{path}: cannot read the configuration: {reason}") from None
@@ -354,9 +354,8 @@ def load_config(path: Path, settings: Iterable[str] = ()) -> Config:
     values = {
         key: value for key, value in values.items() if value is not None or key not in Config.model_fields
     }
-    _anchor_paths(values, path.parent)
-    for setting in settings:
-        _apply_setting(values, setting)
+    given = {_apply_setting(values, setting) for setting in settings}
+    _anchor_paths(values, path.parent, given)
     return make_config(values, str(path))
 
 
@@ -391,28 +390,33 @@ def _expand_python_source(problem: dict[str, Any]) -> dict[str, Any]:
     return problem if target is None else {**problem, "source": "python", "path": target}
 
 
-def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
+def _anchor_paths(values: dict[str, Any], folder: Path, given: set[str]) -> None:
+    """Make the problem's paths absolute: from `folder`, or the current one if their keys were `given`."""
     if not isinstance(values.get("problem"), dict):
         return
-    problem = values["problem"] = _expand_python_source(values["problem"])
+    problem = _expand_python_source(values["problem"])
+    path_given = "problem.path" in given or (problem != values["problem"] and "problem.source" in given)
+    values["problem"] = problem
     if isinstance(problem.get("field"), str):
-        problem["field"] = str(folder.absolute() / problem["field"])
+        base = Path.cwd() if "problem.field" in given else folder.absolute()
+        problem["field"] = str(base / problem["field"])
     path = problem.get("path")
     if isinstance(path, str) and (problem.get("source") == "file" or _names_python_file(path)):
-        problem["path"] = str(folder.absolute() / path)
+        problem["path"] = str((Path.cwd() if path_given else folder.absolute()) / path)
 
 
 def _names_python_file(path: str) -> bool:
     return path.rpartition(":")[0].endswith(".py")
 
 
-def _apply_setting(values: dict[str, Any], setting: str) -> None:
+def _apply_setting(values: dict[str, Any], setting: str) -> str:
+    """Change `values` as `setting` says; the key that it names."""
     key, equals, text = setting.partition("=")
     parts = key.strip().split(".")
     if equals and parts[0] in ("receivers", "generators") and len(parts) == 1:
         number = int(text) if text.isdecimal() and len(text) < 10 else text
         values[parts[0]] = None if text.strip() in ("", "null") else number
-        return
+        return parts[0]
     if not equals or len(parts) != 2 or not all(parts):
         raise UserError(f"--set {setting}: expected section.key=value, for example solver.updates=50")
     try:
@@ -425,5 +429,4 @@ def _apply_setting(values: dict[str, Any], setting: str) -> None:
             f"--set {setting}: {parts[0]} is {shown(section)} in the file, not a section with keys"
         )
     section[parts[1]] = value
-    if parts[0] == "problem" and parts[1] in ("path", "field"):
-        _anchor_paths(values, Path.cwd())
+    return ".".join(parts)

@@ -356,3 +356,16 @@ def test_arbitrary_settings_raise_nothing_but_user_errors(
     path.write_text(yaml.safe_dump({"problem": MATTIS}))
     with pytest.raises(UserError):
         load_config(path, [setting])
+
+
+def test_settings_mean_the_same_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _written(tmp_path, "problem: {source: random, n: 9}\n")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    settings = ["problem.path=j.npy", "problem.source=file", "problem.n=7"]
+    for order in (settings, settings[::-1]):
+        assert load_config(path, order).problem.path == str(tmp_path / "here" / "j.npy")
+    written = _written(tmp_path, "problem: {source: random, path: j.npy, n: 9}\n")
+    assert load_config(written, ["problem.source=file"]).problem.path == str(tmp_path / "j.npy")
+    source = "problem.source=python:mine.py:Class"
+    assert load_config(path, [source]).problem.path == str(tmp_path / "here" / "mine.py:Class")
