@@ -126,7 +126,7 @@ def prove_token(connection: socket.socket, token: str, peer: str, *, asking: boo
     theirs = greeting[len(_MAGIC) :]
 
     def answer(side: bytes, nonces: bytes) -> bytes:
-        return hmac.new(token.encode(), side + nonces, hashlib.sha256).digest()
+        return hmac.new(os.fsencode(token), side + nonces, hashlib.sha256).digest()
 
     sides = (b"ask", b"answer") if asking else (b"answer", b"ask")
     connection.sendall(answer(sides[0], theirs + own))

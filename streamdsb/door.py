@@ -32,12 +32,15 @@ def _accept(server: socket.socket, hear: Hear) -> None:
         try:
             connection, address = server.accept()
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
+            if error.errno in (errno.EBADF, errno.EINVAL):  # closed
                 return
-            time.sleep(_CROWDED_S)  # too many strangers at once; some will have left
+            time.sleep(_CROWDED_S)  # too many strangers at once, some of whom will have left, or one that has
             continue
         peer = f"{address[0]}:{address[1]}"
-        threading.Thread(target=_hear, args=(connection, peer, hear), daemon=True).start()
+        try:
+            threading.Thread(target=_hear, args=(connection, peer, hear), daemon=True).start()
+        except RuntimeError:  # no more threads
+            connection.close()
 
 
 def _hear(connection: socket.socket, peer: str, hear: Hear) -> None:

@@ -178,3 +178,12 @@ def test_another_protocol(ends: tuple[socket.socket, socket.socket]) -> None:
 def test_messages_are_validated_when_they_are_made() -> None:
     with pytest.raises(ValueError, match="role"):
         Hello(role="spectator", protocol=1, version="1", pid=1, host="h")  # type: ignore[arg-type]
+
+
+def test_a_token_that_is_no_text(ends: tuple[socket.socket, socket.socket]) -> None:
+    """As the environment brings it, whatever its bytes are."""
+    token = os.fsdecode(b"\xff\xfe")
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(prove_token, ends[1], token, "b", asking=False)
+        prove_token(ends[0], token, "a", asking=True)
+        other.result(timeout=10)
