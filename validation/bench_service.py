@@ -51,7 +51,7 @@ def plot(networks: Figures, output: Path) -> None:
             runs.sort(key=lambda run: run["outstanding"] or run["offered"])
             for several in (False, True):
                 chosen = [run for run in runs if several == (kind == "open" and run["clients"] > 1)]
-                for mark, style in _STYLES.items():
+                for mark, style in _STYLES.items() if chosen else ():
                     axes.plot(
                         [run["offered"] or run["achieved"] for run in chosen],
                         [run["round_trip"][mark] for run in chosen],
