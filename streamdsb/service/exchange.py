@@ -17,7 +17,6 @@ from streamdsb.intrinsics import row_of
 from streamdsb.native import (
     ADDRESS_BYTES,
     address,
-    aim,
     copy,
     direct,
     moved,
@@ -29,7 +28,7 @@ from streamdsb.service.limits import HEADER_BYTES
 from streamdsb.service.segments import (
     MOST_BYTES,
     ROOM,
-    expect_joined,
+    expect,
     join,
     segment_bytes,
     send_joined,
@@ -70,10 +69,7 @@ def _new_messages(room: int) -> _Messages:
 @njit(nogil=True)
 def _expect(coming: _Messages, count: int) -> None:
     """Have the first `count` messages of the next batch received whole."""
-    for i in range(count):
-        aim(coming.headers, coming.vectors, i, address(coming.incoming) + i * ROOM, ROOM,
-            address(coming.names) + i * ADDRESS_BYTES, ADDRESS_BYTES)  # fmt: skip
-        expect_joined(coming.headers, coming.controls, i)
+    expect(coming.headers, coming.vectors, coming.controls, coming.incoming, coming.names, count)
 
 
 @njit(nogil=True)

@@ -44,8 +44,7 @@ from streamdsb.service.rings import (
 )
 from streamdsb.service.segments import (
     MOST_BYTES,
-    ROOM,
-    expect_joined,
+    expect,
     join,
     segment_bytes,
     send_joined,
@@ -348,10 +347,7 @@ def _acknowledge(fd: int, loop: Loop, rings: Rings, store: Store, raw: bool) -> 
 @njit(nogil=True)
 def _expect(loop: Loop, count: int) -> None:
     """Have the first `count` messages of the next batch received whole."""
-    for i in range(count):
-        aim(loop.in_headers, loop.in_vectors, i, address(loop.incoming) + i * ROOM, ROOM,
-            address(loop.addresses) + i * ADDRESS_BYTES, ADDRESS_BYTES)  # fmt: skip
-        expect_joined(loop.in_headers, loop.in_controls, i)
+    expect(loop.in_headers, loop.in_vectors, loop.in_controls, loop.incoming, loop.addresses, count)
 
 
 @njit(nogil=True, cache=True)

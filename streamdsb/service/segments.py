@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 from numba import njit, types
 
-from streamdsb.native import address
+from streamdsb.native import ADDRESS_BYTES, address, aim
 
 MOST_SEGMENTS = 64
 MOST_BYTES = 61_440
@@ -62,10 +62,17 @@ def join(headers: np.ndarray, vectors: np.ndarray, control: np.ndarray, i: int, 
 
 
 @njit(nogil=True)
-def expect_joined(headers: np.ndarray, control: np.ndarray, i: int) -> None:
-    """Let message i, aimed before to be received, say the size of the datagrams joined in it."""
-    control[i, 0] = 0
-    headers[i, 4], headers[i, 5] = address(control) + _CONTROL_BYTES * i, _CONTROL_BYTES
+def expect(headers: np.ndarray, vectors: np.ndarray, control: np.ndarray, incoming: np.ndarray,
+           names: np.ndarray, count: int) -> None:  # fmt: skip
+    """Have the first `count` messages received whole, and say the size of the datagrams joined in each.
+
+    incoming: uint8 (>= count, ROOM); names: where they come from, uint8 (>= count, ADDRESS_BYTES).
+    """
+    for i in range(count):
+        aim(headers, vectors, i, address(incoming) + i * ROOM, ROOM,
+            address(names) + i * ADDRESS_BYTES, ADDRESS_BYTES)  # fmt: skip
+        control[i, 0] = 0
+        headers[i, 4], headers[i, 5] = address(control) + _CONTROL_BYTES * i, _CONTROL_BYTES
 
 
 @njit(nogil=True)
