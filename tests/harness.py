@@ -169,10 +169,11 @@ def workers(config: Config, peers: Peers, link: ImpairedLink | None = None) -> I
                 peer.channel.shutdown()
 
 
-def run_in_threads(
+@contextmanager
+def prepared(
     config: Config, out: Path, field: np.ndarray | None = None, link: ImpairedLink | None = None
-) -> str:
-    """Run in this process and return the text of records.jsonl; raises what the coordinator raises."""
+) -> Iterator[tuple[CoordinatorEngine, Peers, RunDirectory]]:
+    """An engine before its first pass, with its workers as threads."""
     peers = Peers()
     engine = CoordinatorEngine(config, peers, SilentDisplay())
     with workers(config, peers, link):
@@ -181,9 +182,17 @@ def run_in_threads(
         engine.prepare(field)
         directory = RunDirectory(out)
         try:
-            engine.run_passes(directory)
+            yield engine, peers, directory
         finally:
             directory.close()
+
+
+def run_in_threads(
+    config: Config, out: Path, field: np.ndarray | None = None, link: ImpairedLink | None = None
+) -> str:
+    """Run in this process and return the text of records.jsonl; raises what the coordinator raises."""
+    with prepared(config, out, field, link) as (engine, _, directory):
+        engine.run_passes(directory)
     return (out / RECORDS).read_text()
 
 

@@ -25,6 +25,7 @@ from tests.harness import (
     RUN_ID,
     config_of,
     expected_records,
+    prepared,
     run_command,
     run_in_threads,
     sentence_of,
@@ -109,24 +110,15 @@ def test_a_checkpoint_of_another_transport(on_cpu: None, began: str, tmp_path: P
 
 def test_an_interrupt_drops_the_pass_and_saves_its_state(on_cpu: None, tmp_path: Path) -> None:
     config = over_software("random", 300, updates=300, stream=SMALL)
-    peers = Peers()
-    engine = CoordinatorEngine(config, peers, SilentDisplay())
-    with workers(config, peers):
-        for peer in peers.members:
-            welcome(peer.channel, config, RUN_ID)
-        engine.prepare(None)
-        directory = RunDirectory(tmp_path)
-        try:
-            interrupting = threading.Thread(
-                target=lambda: (wait_until(lambda: engine.next_pass > 2), peers.interrupt(signal.SIGINT))
-            )
-            interrupting.start()
-            with pytest.raises(Interrupted):
-                engine.run_passes(directory)
-            interrupting.join()
-            engine.save_before_leaving(directory)
-        finally:
-            directory.close()
+    with prepared(config, tmp_path) as (engine, peers, directory):
+        interrupting = threading.Thread(
+            target=lambda: (wait_until(lambda: engine.next_pass > 2), peers.interrupt(signal.SIGINT))
+        )
+        interrupting.start()
+        with pytest.raises(Interrupted):
+            engine.run_passes(directory)
+        interrupting.join()
+        engine.save_before_leaving(directory)
     assert 2 < engine.next_pass < 300
     assert find_checkpoints(tmp_path)
     on_the_cpu = config_of("random", 300, updates=300)

@@ -2,8 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +12,14 @@ import pytest
 import coordinator.engine
 import generator.symmetry
 from coordinator import peers as peers_module
-from coordinator.engine import CoordinatorEngine, welcome
-from coordinator.peers import Peers
-from coordinator.progress import SilentDisplay
 from receiver.engine_cpu import CpuReceiver
 from streamdsb import worker
-from streamdsb.config import Config
 from streamdsb.errors import Interrupted, RunFailed, UserError
-from streamdsb.run_directory import RECORDS, RunDirectory
-from tests.harness import RUN_ID, config_of, expected_records, run_in_threads, workers
+from streamdsb.run_directory import RECORDS
+from tests.harness import config_of, expected_records, prepared, run_in_threads
 
 HANG_S = 60.0
 CONFIG = config_of(n=300, updates=6)
-
-
-@contextmanager
-def prepared(config: Config, out: Path) -> Iterator[tuple[CoordinatorEngine, Peers, RunDirectory]]:
-    """An engine before its first pass, with its workers as threads."""
-    peers = Peers()
-    engine = CoordinatorEngine(config, peers, SilentDisplay())
-    with workers(config, peers):
-        for peer in peers.members:
-            welcome(peer.channel, config, RUN_ID)
-        engine.prepare(None)
-        directory = RunDirectory(out)
-        try:
-            yield engine, peers, directory
-        finally:
-            directory.close()
 
 
 def during_update(monkeypatch: pytest.MonkeyPatch, pass_index: int, fault: Callable[[], object]) -> None:
